@@ -198,18 +198,6 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 	return u.rest, nil
 }
 
-func (c *client) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	if err := checkPair(key, nil); err != nil {
-		return 0, err
-	}
-	u, _, err := c.request(ctx, kindAdd, key, packInt(packString(nil, key), delta))
-	if err != nil {
-		return 0, err
-	}
-	sum := u.int()
-	return sum, u.done()
-}
-
 func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
 	error) {
 	if err := checkPair(key, new); err != nil {

@@ -143,14 +143,6 @@ func (c *core) put(key string, value []byte) {
 	}
 }
 
-func (c *core) add(key string, delta int64) (int64, error) {
-	sum, text, err := plus(key, c.values[key], delta)
-	if err == nil {
-		c.put(key, text)
-	}
-	return sum, err
-}
-
 func (c *core) swap(key string, old, new []byte) (current []byte, swapped bool) {
 	current, isSet := c.values[key]
 	if isSet != (old != nil) || !bytes.Equal(current, old) {
@@ -367,7 +359,7 @@ func (c *core) hear(m *member, f frame) error {
 		c.beginWait(m, f, &wait{get: key}, errors.Join(u.done(), checkPair(key, nil)))
 	case kindGather, kindPeek:
 		c.answerGathering(m, f)
-	case kindSet, kindAdd, kindSwap:
+	case kindSet, kindSwap:
 		body, err := c.request(m, f)
 		c.reply(m, f.id, body, err)
 	default:
@@ -390,15 +382,10 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 	u := unpacker{rest: f.body}
 	key := u.string()
 	var old, value []byte
-	var delta int64
-	switch f.kind {
-	case kindSwap:
-		old, value = u.bytes(), u.bytes()
-	case kindSet:
-		value = u.bytes()
-	default:
-		delta = u.int()
+	if f.kind == kindSwap {
+		old = u.bytes()
 	}
+	value = u.bytes()
 	err := errors.Join(u.done(), checkPair(key, value))
 	switch {
 	case err != nil:
@@ -406,9 +393,6 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 	case f.kind == kindSwap:
 		current, swapped := c.swap(key, old, copied(value))
 		return packBytes(packInt(nil, map[bool]int64{true: 1}[swapped]), current), nil
-	case f.kind == kindAdd:
-		sum, err := c.add(key, delta)
-		return packInt(nil, sum), err
 	case key == reportKey(m.rank):
 		m.moved = true
 		m.reports.takeReport(value, c.now)

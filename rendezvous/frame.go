@@ -30,7 +30,7 @@ const (
 	kindRefuse                     // server: mac, text; an empty text to an unauthenticated client
 	kindSet                        // key, value           -> kindDone
 	kindGet                        // key                  -> kindDone: value, nothing else
-	kindAdd                        // key, delta           -> kindDone: sum
+	_                              // an addition, in earlier versions
 	kindSwap                       // key, old, new        -> kindDone: swapped, current
 	kindCancel                     // the id of a wait that its caller has given up; no reply
 	kindBye                        // both: a clean leave, the last frame; server: failure

@@ -106,14 +106,6 @@ func (m *memStore) Get(ctx context.Context, key string) ([]byte, error) {
 	return copied(v), nil
 }
 
-func (m *memStore) Add(ctx context.Context, key string, delta int64) (sum int64, err error) {
-	if err := m.check(ctx, key, nil); err != nil {
-		return 0, err
-	}
-	m.t.tell(func() { sum, err = m.t.add(key, delta) })
-	return sum, err
-}
-
 func (m *memStore) CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte,
 	swapped bool, err error) {
 	if err := m.check(ctx, key, new); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 )
 
 // Store is a small key-value store shared by the ranks of a job. Keys are 1 to 256 bytes; those
@@ -19,9 +18,6 @@ type Store interface {
 	Set(ctx context.Context, key string, value []byte) error
 	// Get waits until key is set and returns its value.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Add adds delta to the integer under key, which counts as 0 if it is not set, and returns the
-	// sum. The value is stored as decimal text.
-	Add(ctx context.Context, key string, delta int64) (int64, error)
 	// CompareAndSwap stores new under key if its value is old; if old is nil, the key must not be
 	// set. It returns the value after the call, nil if the key is not set, and whether this call
 	// stored it.
@@ -53,17 +49,6 @@ func checkPair(key string, value []byte) error {
 			len(value), maxValue)
 	}
 	return nil
-}
-
-// plus does Add on a stored value.
-func plus(key string, value []byte, delta int64) (sum int64, text []byte, err error) {
-	if value != nil {
-		if sum, err = strconv.ParseInt(string(value), 10, 64); err != nil {
-			return 0, nil, fmt.Errorf("add to key %q: its value is not an integer", key)
-		}
-	}
-	sum += delta
-	return sum, strconv.AppendInt(nil, sum, 10), nil
 }
 
 // copied returns a copy of v that is not nil.

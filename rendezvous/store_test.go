@@ -167,44 +167,6 @@ func TestSlicesAreTheCallersOwn(t *testing.T) {
 	})
 }
 
-func TestAddIsAtomic(t *testing.T) {
-	onStores(t, func(t *testing.T, s []Store) {
-		ctx := within(t, long)
-		const each = 20
-		seen := make(chan int64, each*len(s))
-		var wg sync.WaitGroup
-		for _, store := range s {
-			wg.Go(func() {
-				for range each {
-					n, err := store.Add(ctx, "sum", 2)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					seen <- n
-				}
-			})
-		}
-		wg.Wait()
-		close(seen)
-		distinct := map[int64]bool{}
-		for n := range seen {
-			distinct[n] = true
-		}
-		require.Check(t, len(distinct) == each*len(s) && distinct[2*each*int64(len(s))],
-			"%d distinct sums, want %d up to %d", len(distinct), each*len(s), 2*each*len(s))
-		require.Equal(t, "Add of a negative number", require.Got(s[1].Add(ctx, "sum", -1000))(t),
-			2*each*int64(len(s))-1000)
-		got, _ := s[1].Get(ctx, "sum")
-		require.Check(t, string(got) == "-880", "the sum is stored as %q", got)
-		for r := range s {
-			s[r].Set(ctx, "text", []byte("abc"))
-			require.Fails(t, fmt.Sprintf("rank %d: Add to a text", r),
-				require.Err(s[r].Add(ctx, "text", 1)), "not an integer")
-		}
-	})
-}
-
 func TestOneSwapWins(t *testing.T) {
 	onStores(t, func(t *testing.T, s []Store) {
 		ctx := within(t, long)

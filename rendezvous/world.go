@@ -474,13 +474,6 @@ func (b bounded) Get(ctx context.Context, key string) ([]byte, error) {
 	return value, b.w.wrap(fmt.Sprintf("get key %q", key), err)
 }
 
-func (b bounded) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	ctx, cancel := b.w.bound(ctx)
-	defer cancel()
-	sum, err := b.w.inner.Add(ctx, key, delta)
-	return sum, b.w.atOnce(fmt.Sprintf("add to key %q", key), err)
-}
-
 func (b bounded) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
 	error) {
 	ctx, cancel := b.w.bound(ctx)

@@ -282,9 +282,8 @@ func TestBuildIDIsStable(t *testing.T) {
 // silent is a store whose holder was stopped: every call ends with its context.
 type silent struct{ Store }
 
-func (silent) Get(ctx context.Context, _ string) ([]byte, error)         { return nil, ended(ctx) }
-func (silent) Set(ctx context.Context, _ string, _ []byte) error         { return ended(ctx) }
-func (silent) Add(ctx context.Context, _ string, _ int64) (int64, error) { return 0, ended(ctx) }
+func (silent) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ended(ctx) }
+func (silent) Set(ctx context.Context, _ string, _ []byte) error { return ended(ctx) }
 func (silent) CompareAndSwap(ctx context.Context, _ string, _, _ []byte) ([]byte, bool, error) {
 	return nil, false, ended(ctx)
 }
@@ -298,11 +297,10 @@ func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
 	w := require.Value(New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
 		Timeout: soon}, silent{NewMemStore()}))(t)
 	defer w.Close()
-	_, added := w.Store.Add(t.Context(), "n", 1)
 	_, got := w.Store.Get(t.Context(), "k")
 	for what, err := range map[string]error{
 		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil),
-		"add": added, "get": got,
+		"get": got,
 	} {
 		require.Fails(t, what, err, context.DeadlineExceeded, "because of rank 0: ")
 	}
