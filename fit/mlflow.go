@@ -32,8 +32,9 @@ import (
 // waits for at most 5 seconds.
 //
 // A training that resumes from a [Checkpoint] goes on in its run, which has each step once. Of the
-// steps in the last second, rank 0 may keep some to itself if it is killed, or leaves the others of
-// an elastic job. A run of such a job is RUNNING until it is finished, or all are told to stop.
+// steps in the last second, rank 0 may keep some to itself if it is killed, or leaves an elastic
+// job, and no other rank knows them. A run of such a job is RUNNING until it is finished, or all
+// ranks are told to stop.
 func MLflow(server, experiment string, params map[string]string) Option {
 	return func(t *trainer) {
 		t.once("MLflow")

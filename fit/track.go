@@ -50,16 +50,23 @@ func (t *trainer) openTrackers(step int) (err error) {
 	return err
 }
 
-// track tells trackers of a point, on rank 0. The others keep those of the last step: who takes the
-// place of rank 0 does not know whether this one has told of them.
+// remembered is how many points the other ranks keep, some 0.5 MB: MLflow gets the steps of a
+// second together.
+const remembered = 1 << 12
+
+// track tells trackers of a point, on rank 0. The others keep the last ones: who takes the place of
+// rank 0 does not know of which this one has told.
 func (t *trainer) track(p point) error {
 	if len(t.trackers) == 0 {
 		return nil
 	}
-	t.untold = append(slices.DeleteFunc(t.untold, func(of point) bool {
-		return of.step < p.step && t.comm.Rank() > 0
-	}), p)
+	t.untold = append(t.untold, p)
 	if t.comm.Rank() > 0 {
+		first := max(0, len(t.untold)-remembered)
+		for first < len(t.untold) && t.untold[first].of == "epoch" { // whose step is not there
+			first++
+		}
+		t.untold = t.untold[first:]
 		return nil
 	}
 	err := t.openTrackers(t.untold[0].step)

@@ -276,6 +276,8 @@ func cutOffInEachCall(t *testing.T, more ...fit.Option) {
 		hash, epochs := f.ended()
 		require.Check(t, hash == want && epochs == losses, "call %d: other parameters, or\n%s,"+
 			" want\n%s", call, epochs, losses)
+		steps := len(f.runs.Runs[0].Curves(t)["step/loss"])
+		require.Equal(t, fmt.Sprintf("call %d: steps sent", call), steps, 2*fitEpochs)
 		require.Check(t, f.epochs.Load() <= 2*fitEpochs, "call %d: hooks heard of %d epochs", call,
 			f.epochs.Load())
 	}
