@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/nikolalohinski/gonja/v2/builtins"
@@ -248,20 +249,49 @@ func (t *template) speak(messages []message) (all []spoken, err error) {
 // encode returns the tokens of a text, and which of them are in answers.
 func (s spoken) encode(t *tokenizer.Tokenizer) (ids []int, answers []bool) {
 	ids = t.Encode(s.text, false)
-	answers = make([]bool, len(ids))
-	at := func(end int) (n int) { // tokens before a byte
-		for _, id := range t.Encode(s.text[:end], false) {
-			if n == len(ids) || ids[n] != id {
-				break
-			}
-			n++
-		}
-		return n
+	before := lengths(t, ids, s.text)
+	if before == nil {
+		before = func(end int) int { return common(ids, t.Encode(s.text[:end], false)) }
 	}
+	answers = make([]bool, len(ids))
 	for _, a := range s.answers {
-		for i := at(a.from); i < at(a.to); i++ {
+		for i, to := before(a.from), before(a.to); i < to; i++ {
 			answers[i] = true
 		}
 	}
 	return ids, answers
+}
+
+// lengths returns a function that counts the tokens before a byte of a text, by what each of them
+// decodes to. It is nil if they do not decode to the text, as after a normalizer.
+func lengths(t *tokenizer.Tokenizer, ids []int, text string) func(end int) int {
+	stream := t.Stream(false)
+	ends, at := make([]int, len(ids)), 0
+	for i, id := range ids {
+		part := stream.Next(id)
+		if !strings.HasPrefix(text[at:], part) {
+			return nil
+		}
+		at += len(part)
+		ends[i] = at
+	}
+	if text[at:] != stream.End() {
+		return nil
+	}
+	return func(end int) int {
+		n, _ := slices.BinarySearch(ends, end+1)
+		for n > 0 && n < len(ids) && ends[n-1] == end && (n == 1 && end == 0 ||
+			n > 1 && ends[n-2] == end) {
+			n-- // bytes of the character that the next token completes
+		}
+		return n
+	}
+}
+
+// common returns how many tokens two texts have in common at their beginnings.
+func common(a, b []int) (n int) {
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
 }

@@ -56,7 +56,7 @@ func saved(t *testing.T, source string, named map[string]string) *template {
 // same ones without marks.
 func TestConversationsAreWrittenAndMaskedAsByTransformers(t *testing.T) {
 	c, tokenizers := readChats(t)
-	compared := 0
+	compared, decoded := 0, 0
 	for i, want := range c.Cases {
 		tok := tokenizers[want.Folder]
 		marked := c.Templates[want.Template]
@@ -96,13 +96,22 @@ func TestConversationsAreWrittenAndMaskedAsByTransformers(t *testing.T) {
 					mask[i] = 1
 				}
 			}
+			before := lengths(tok, ids, text)
+			for _, a := range all[0].answers {
+				again := common(ids, tok.Encode(text[:a.from], false))
+				if before != nil { // decoded or encoded again, it is the same
+					decoded++
+					require.Equal(t, name+": the tokens before an answer", before(a.from), again)
+				}
+			}
 			require.Check(t, slices.Equal(ids, want.IDs) && slices.Equal(mask, want.Answers),
 				"%s: %q becomes\n%v\n%v, want\n%v\n%v", name, text, ids, mask, want.IDs,
 				want.Answers)
 			compared++
 		}
 	}
-	require.Check(t, compared > 120, "only %d conversations were compared", compared)
+	require.Check(t, compared > 120 && decoded > 100, "only %d conversations were compared, and %d "+
+		"places", compared, decoded)
 }
 
 // unmarked is a template that writes the same and does not mark answers.

@@ -42,8 +42,8 @@ func (s Sample) Count() (n int) {
 // conversation for which the folder has no template, or which the template refuses; those of the
 // file system.
 //
-// Cost: memory for the files, and 24 bytes for each token; time for the tokens, and again for those
-// before each answer.
+// Cost: memory for the files, and 24 bytes for each token; time for the tokens, and for the text of
+// a conversation twice more with each answer, unless the template marks answers.
 func Read(dir string, context int, paths ...string) (samples []Sample, cut int, err error) {
 	t, err := tokenizer.Load(dir)
 	if err != nil {

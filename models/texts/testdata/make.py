@@ -137,6 +137,7 @@ CONVERSATIONS = [
     [("user", "q"), ("assistant", "<think>\nwhy not\n</think>\n\nyes"), ("user", "r"),
      ("assistant", "<think>\nhm\n</think>\n\nno")],
     [("user", "one"), ("user", "two"), ("assistant", "3")],
+    [("user", "é"), ("assistant", "漢 and 😀"), ("user", "😀"), ("assistant", "😀")],
 ]
 
 
