@@ -158,7 +158,7 @@ names:
 
 # Check the manifests of examples/cluster by the types of Kubernetes' API.
 manifests:
-	@cd examples/cluster/check && $(GO) run . ../kubernetes.yaml ../jobset.yaml
+	@cd examples/cluster/check && $(GO) run . ../*.yaml
 
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:

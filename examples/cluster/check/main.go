@@ -7,33 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"time"
 
+	mpi "github.com/kubeflow/mpi-operator/pkg/apis/kubeflow/v2beta1"
+	trainer "github.com/kubeflow/trainer/v2/pkg/apis/trainer/v1alpha1"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
+	lws "sigs.k8s.io/lws/api/leaderworkerset/v1"
 	"sigs.k8s.io/yaml"
 )
-
-// jobSet has the fields of a JobSet (jobset.x-k8s.io/v1alpha2) that are used here.
-type jobSet struct {
-	meta.TypeMeta   `json:",inline"`
-	meta.ObjectMeta `json:"metadata"`
-	Spec            struct {
-		Network struct {
-			EnableDNSHostnames       bool `json:"enableDNSHostnames"`
-			PublishNotReadyAddresses bool `json:"publishNotReadyAddresses"`
-		} `json:"network"`
-		FailurePolicy struct {
-			MaxRestarts int32 `json:"maxRestarts"`
-		} `json:"failurePolicy"`
-		ReplicatedJobs []struct {
-			Name     string                `json:"name"`
-			Replicas int32                 `json:"replicas"`
-			Template batch.JobTemplateSpec `json:"template"`
-		} `json:"replicatedJobs"`
-	} `json:"spec"`
-}
 
 func main() {
 	failed := false
@@ -71,10 +57,33 @@ func check(name string) error {
 				err = errors.Join(reaches(service, j), starts(j.Spec, j.Name+"-0."+service.Name))
 			}
 		case "jobset.x-k8s.io/v1alpha2 JobSet":
-			var s jobSet
+			var s jobset.JobSet
 			if err = yaml.UnmarshalStrict(part, &s); err == nil {
 				ranks++
-				err = s.check()
+				err = checkSet(s)
+			}
+		case "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet":
+			var s lws.LeaderWorkerSet
+			if err = yaml.UnmarshalStrict(part, &s); err == nil {
+				ranks++
+				err = waits(s.Spec.LeaderWorkerTemplate.WorkerTemplate.Spec)
+			}
+		case "trainer.kubeflow.org/v1alpha1 TrainingRuntime":
+			var r trainer.TrainingRuntime
+			if err = yaml.UnmarshalStrict(part, &r); err == nil {
+				ranks++
+				err = waits(r.Spec.Template.Spec.ReplicatedJobs[0].Template.Spec.Template.Spec)
+			}
+		case "trainer.kubeflow.org/v1alpha1 TrainJob":
+			err = yaml.UnmarshalStrict(part, new(trainer.TrainJob))
+		case "kubeflow.org/v2beta1 MPIJob":
+			var j mpi.MPIJob
+			if err = yaml.UnmarshalStrict(part, &j); err == nil {
+				ranks++
+				launcher := j.Spec.MPIReplicaSpecs[mpi.MPIReplicaTypeLauncher].Template.Spec
+				worker := j.Spec.MPIReplicaSpecs[mpi.MPIReplicaTypeWorker].Template.Spec
+				worker.Containers[0].Command = launcher.Containers[0].Command // has the --grace
+				err = waits(worker)
 			}
 		default:
 			err = fmt.Errorf("no %s %s is known here", kind.APIVersion, kind.Kind)
@@ -101,11 +110,26 @@ func reaches(s core.Service, j batch.Job) error {
 	return nil
 }
 
-func (s jobSet) check() error {
+// waits checks that a pod of an elastic job has more time to end than its command gives the ranks.
+func waits(pod core.PodSpec) error {
+	command := pod.Containers[0].Command
+	if !slices.Contains(command, "--elastic") {
+		return nil
+	}
+	grace, err := time.ParseDuration(command[slices.Index(command, "--grace")+1])
+	if t := pod.TerminationGracePeriodSeconds; err != nil || t == nil ||
+		time.Duration(*t)*time.Second <= grace {
+		return fmt.Errorf("--grace is %v, and a pod has less time: %v", grace, err)
+	}
+	return nil
+}
+
+func checkSet(s jobset.JobSet) error {
 	if jobs := s.Spec.ReplicatedJobs; len(jobs) != 1 || jobs[0].Replicas != 1 {
 		return errors.New("the index of a pod is its rank in a single job only")
 	}
-	if n := s.Spec.Network; !n.EnableDNSHostnames || !n.PublishNotReadyAddresses {
+	if n := s.Spec.Network; n == nil || n.EnableDNSHostnames == nil || !*n.EnableDNSHostnames ||
+		n.PublishNotReadyAddresses == nil || !*n.PublishNotReadyAddresses {
 		return errors.New("pods have no names, or not before they are ready")
 	}
 	job := s.Spec.ReplicatedJobs[0]
@@ -120,8 +144,11 @@ func starts(j batch.JobSpec, first string) error {
 			"completions and parallelism")
 	}
 	pod := j.Template.Spec
-	if len(pod.Containers) != 1 || len(pod.Volumes) != 1 {
-		return errors.New("a rank is one container, with one volume")
+	if len(pod.Containers) != 1 || len(pod.Volumes) == 0 {
+		return errors.New("a rank is one container, with a volume")
+	}
+	if err := waits(pod); err != nil {
+		return err
 	}
 	given := map[string]string{}
 	for _, v := range pod.Containers[0].Env {
@@ -137,7 +164,7 @@ func starts(j batch.JobSpec, first string) error {
 		}
 	}
 	mounts, shm := pod.Containers[0].VolumeMounts, pod.Volumes[0]
-	if len(mounts) != 1 || mounts[0].Name != shm.Name || mounts[0].MountPath != "/dev/shm" ||
+	if len(mounts) == 0 || mounts[0].Name != shm.Name || mounts[0].MountPath != "/dev/shm" ||
 		shm.EmptyDir == nil || shm.EmptyDir.Medium != core.StorageMediumMemory {
 		return errors.New("/dev/shm is not a volume in memory")
 	}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
+)
+
+// recipe returns the commands of a section of docs/cluster.md.
+func recipe(t *testing.T, section string) string {
+	t.Helper()
+	page := require.Value(os.ReadFile("../../docs/cluster.md"))(t)
+	_, rest, found := strings.Cut(string(page), "\n## "+section+"\n")
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	_, rest, _ = strings.Cut(rest, "```sh\n")
+	text, _, closed := strings.Cut(rest, "```\n")
+	require.That(t, found && closed && strings.Count(text, "\n") <= 10, "the recipe %s is %q",
+		section, text)
+	return text
+}
+
+// kitchen makes a directory have what recipes use: the command, and the program train, digits with
+// more flags. It returns the PATH of the command.
+func kitchen(t *testing.T, dir, euryale, program, flags string) (path string) {
+	t.Helper()
+	train := fmt.Sprintf("#!/bin/sh\nexec %s %s \"$@\"\n", program, flags)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "train"), []byte(train), 0o755))
+	bin := filepath.Join(dir, "bin")
+	require.NoError(t, os.Mkdir(bin, 0o755))
+	require.NoError(t, os.Symlink(euryale, filepath.Join(bin, "euryale")))
+	return "PATH=" + bin + ":" + os.Getenv("PATH")
+}
+
+// TestTheRecipeOfSlurm: by Slurm's own daemons, on two nodes. A rank is killed; the time is over,
+// and the job goes on when it has been queued again; a node is told to end, and lost.
+func TestTheRecipeOfSlurm(t *testing.T) {
+	s := newSlurm(t, 2)
+	program := built(t, digits)
+	const epochs = "-epochs=100"
+	want := elasticHash(t, program, epochs)
+	s.env = append(s.env, kitchen(t, s.dir, command(t).Path, program, epochs), actAsEuryale+"=1",
+		"EURYALE_TIMEOUT=20")
+	script := recipe(t, "Slurm")
+	ends := func(s slurm, out string, says ...string) {
+		t := s.T
+		text := s.says(out, hash.String())
+		require.Check(t, hash.FindString(text) == want, "it ends with %s, want %s",
+			hash.FindString(text), want)
+		for _, what := range says {
+			require.Check(t, regexp.MustCompile(what).MatchString(text), "it does not say %q:\n%s",
+				what, text)
+		}
+		require.NoError(t, os.RemoveAll(filepath.Join(s.dir, "state")))
+	}
+	t.Run("a rank is killed", func(t *testing.T) {
+		s.T = t
+		_, out := s.submit(script, "--chdir="+s.dir)
+		s.says(out, `epoch 9/`)
+		kill(t, []int{s.machines[1].Ranks(t)[2]})
+		ends(s, out, `process 2 has ended \(signal: killed\): process 4 takes its place`)
+	})
+	t.Run("the time is over", func(t *testing.T) {
+		s.T = t
+		job, out := s.submit(script, "--chdir="+s.dir, "--time=1", "--signal=TERM@45")
+		ends(s, out, `(?s)Exited with exit code 143.*epoch \d\d`)
+		said := s.say("scontrol", "show", "job", job)
+		require.Check(t, strings.Contains(said, "Restarts=1"), "it is not queued again:\n%s", said)
+	})
+	t.Run("a node is lost", func(t *testing.T) {
+		s.T = t
+		_, out := s.submit(script, "--chdir="+s.dir)
+		s.says(out, `epoch 9/`)
+		s.machines[1].Cut(t)
+		s.machines[1].Signal(t, syscall.SIGKILL)
+		ends(s, out, `host 1 at \S+ is lost`)
+	})
+}
+
+// onMachines are two machines with what recipes use, and what a training there ends with.
+func onMachines(t *testing.T, n int) (machines []*proctest.Namespace, dir, path, want string) {
+	t.Helper()
+	if !full() {
+		t.Skip("set EURYALE_FULL=1")
+	}
+	machines, dir = proctest.Machines(t, n, proctest.Wire{}), t.TempDir()
+	program := built(t, digits)
+	return machines, dir, kitchen(t, dir, command(t).Path, program, "-epochs=60"),
+		elasticHash(t, program, "-epochs=60")
+}
+
+// cooked starts a script on a machine.
+func cooked(t *testing.T, m *proctest.Namespace, dir, path, script string,
+	environ ...string) *proctest.Program {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Env = append(os.Environ(), path, actAsEuryale+"=1", "EURYALE_TIMEOUT=20")
+	cmd.Env = append(cmd.Env, environ...)
+	cmd = m.Command(cmd)
+	cmd.Dir = dir
+	return proctest.Launch(t, cmd)
+}
+
+// TestTheRecipeOfMPI: by the launchers of Open MPI and MPICH, on two machines.
+func TestTheRecipeOfMPI(t *testing.T) {
+	machines, dir, path, want := onMachines(t, 2)
+	script := strings.NewReplacer("-H node-0", "-H "+machines[0].Addr, "node-1",
+		machines[1].Addr).Replace(recipe(t, "MPI"))
+	options := regexp.MustCompile(`mpirun -H (\S+):1,(\S+):1 .*\n`)
+	shell := proctest.Shell(t, machines)
+	for name, launcher := range map[string]string{
+		"mpirun.openmpi": "mpirun.openmpi --mca plm_rsh_agent " + shell + " --mca " +
+			"oob_tcp_if_include eth0 -H $1:1,$2:1 -x EURYALE_TOKEN -x MASTER_ADDR " +
+			"-x MASTER_PORT \\\n",
+		"mpiexec.hydra": "mpiexec.hydra -launcher-exec " + shell + " -hosts $1,$2 -ppn 1 \\\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := exec.LookPath(name); err != nil {
+				t.Skip(err)
+			}
+			job := cooked(t, machines[0], dir, path, options.ReplaceAllString(script, launcher),
+				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+			if !job.Says(regexp.MustCompile(`epoch 9/`), long) {
+				t.Fatalf("no training:\n%s", job.Output())
+			}
+			kill(t, []int{machines[1].Ranks(t)[2]})
+			err := job.Ends(t, 2*long)
+			require.Check(t, err == nil && hash.FindString(job.Output()) == want &&
+				strings.Contains(job.Output(), "takes its place"), "%v, want %s:\n%s", err, want,
+				job.Output())
+			require.NoError(t, os.RemoveAll(filepath.Join(dir, "state")))
+		})
+	}
+}
+
+// TestTheRecipeOfBareHosts: by sshd on two machines, of which one is lost.
+func TestTheRecipeOfBareHosts(t *testing.T) {
+	s := newSite(t, 2, proctest.Wire{}, nil)
+	dir, program := t.TempDir(), built(t, digits)
+	path := kitchen(t, dir, s.euryale, program, "-epochs=60")
+	want := elasticHash(t, program, "-epochs=60")
+	script := strings.NewReplacer("node-0", s.hosts[0].Addr, "node-1", s.hosts[1].Addr).Replace(
+		recipe(t, "Bare hosts"))
+	job := cooked(t, s.user, dir, strings.Replace(path, "PATH=", "PATH="+s.ssh.Path+":", 1), script,
+		"TEST_SSH_OPTIONS=", "TEST_SSH_KEY=authorized")
+	if !job.Says(regexp.MustCompile(`epoch 9/`), long) {
+		t.Fatalf("no training:\n%s", job.Output())
+	}
+	s.hosts[1].Cut(t)
+	s.hosts[1].Signal(t, syscall.SIGKILL)
+	err := job.Ends(t, 2*long)
+	require.Check(t, err == nil && hash.FindString(job.Output()) == want &&
+		strings.Contains(job.Output(), "is lost"), "%v, want %s:\n%s", err, want, job.Output())
+	s.hosts[1].Mend(t)
+}
+
+// pods are what controllers make of a manifest of examples/cluster: the command of a container,
+// with the variables that controllers add, and the name of pod 0, %d for the number of a pod.
+var pods = map[string]struct {
+	first, more string
+}{
+	"elastic.yaml":        {"train-0.train", "JOB_COMPLETION_INDEX=%d"},
+	"elastic-jobset.yaml": {"train-ranks-0-0.train", "JOB_COMPLETION_INDEX=%d JOBSET_NAME=train"},
+	"elastic-lws.yaml": {"train-0.train.default", "LWS_WORKER_INDEX=%d LWS_GROUP_SIZE=4 " +
+		"LWS_LEADER_ADDRESS=train-0.train.default"},
+	"elastic-trainjob.yaml": {"train-node-0-0.train", "JOB_COMPLETION_INDEX=%d " +
+		"PET_NODE_RANK=%[1]d PET_NNODES=4 PET_NPROC_PER_NODE=2 " +
+		"PET_MASTER_ADDR=train-node-0-0.train PET_MASTER_PORT=29500"},
+}
+
+var (
+	commandOf = regexp.MustCompile(`(?m)^ *command: \[(.*)\]\n *args: \[(.*)\]`)
+	variables = regexp.MustCompile(`- name: ([A-Z_]+)\n *value: "?([^"\n]+)`)
+)
+
+// TestTheManifestsRun: each pod is a process on a machine, with exactly the command and variables
+// that the manifest and its controller give. One is deleted and made again, and one is killed.
+func TestTheManifestsRun(t *testing.T) {
+	machines, dir, path, want := onMachines(t, 4)
+	for name, c := range pods {
+		t.Run(name, func(t *testing.T) {
+			text := string(require.Value(os.ReadFile("../../examples/cluster/" + name))(t))
+			found := commandOf.FindStringSubmatch(text)
+			words := strings.NewReplacer(",", "", `"`, "", "program", "./train", "/state/run1",
+				filepath.Join(t.TempDir(), "state")).Replace(found[1] + " " + found[2])
+			pod := func(n int) *proctest.Program {
+				environ := append(strings.Fields(fmt.Sprintf(c.more, n)), "EURYALE_TOKEN="+secret)
+				for _, v := range variables.FindAllStringSubmatch(text, -1) {
+					environ = append(environ, v[1]+"="+v[2])
+				}
+				names := fmt.Sprintf("echo %s %s >>/etc/hosts; exec ", machines[0].Addr, c.first)
+				return cooked(t, machines[n], dir, path, names+words, environ...)
+			}
+			all := []*proctest.Program{pod(0), pod(1), pod(2), pod(3)}
+			await := func(what string) {
+				t.Helper()
+				require.That(t, all[0].Says(regexp.MustCompile(what), long),
+					"it does not say %q:\n%s", what, all[0].Output())
+			}
+			await(`epoch 9/`)
+			require.NoError(t, all[2].Cmd.Process.Signal(syscall.SIGTERM))
+			await(`host 2 at \S+ was told to end`)
+			require.Fails(t, "the pod ends well", all[2].Ends(t, long), "143")
+			all[2] = pod(2)
+			await(`host 2 at \S+ takes part`)
+			machines[3].Signal(t, syscall.SIGKILL)
+			await(`host 3 at \S+ is lost`)
+			all[3].Ends(t, long)
+			all[3] = pod(3)
+			for n, p := range all {
+				require.Report(t, p.Ends(t, 2*long))
+				end := hash.FindString(p.Output())
+				require.Check(t, n > 0 || end == want, "it ends with %s, want %s:\n%s", end, want,
+					p.Output())
+			}
+		})
+	}
+}
