@@ -158,11 +158,11 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 
 // least makes the plan with the least memory, if a share of the micro-batches does not fit into the
 // memory of WithMemory: otherwise the loss of a rank would end the training.
-func (e *elastic) least(small error, updates []lower.Update) (*plan.Plan, error) {
+func (e *elastic) least(small error, solver lower.Solver) (*plan.Plan, error) {
 	m := e.machine
 	limits := m.limits
 	limits.Memory = -1
-	p, err := limits.New(proof.Verify, &m.read.Program, updates...)
+	p, err := limits.New(proof.Verify, &m.read.Program, solver)
 	if err == nil {
 		m.notice(fmt.Sprintf("vm: %d of %d micro-batches do not fit, and are planned with as "+
 			"little memory as possible: %v", m.micro.Runs, m.micro.All, small))

@@ -16,12 +16,12 @@ func WithMuch(bytes int) Option { return func(m *Machine) { m.compared.much = by
 // Planning plans a machine's program again. It returns how long that takes, and how long of it the
 // proof. The machine runs no more.
 func (m *Machine) Planning() (whole, proving time.Duration, err error) {
-	updates, err := m.updates()
+	solver, err := m.updates()
 	if err != nil {
 		return 0, 0, err
 	}
 	began := time.Now()
-	p, err := m.limits.New(proof.Verify, &m.read.Program, updates...)
+	p, err := m.limits.New(proof.Verify, &m.read.Program, solver)
 	if err != nil {
 		return 0, 0, err
 	}

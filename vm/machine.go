@@ -207,7 +207,7 @@ func (m *Machine) makePlan() error {
 			return err
 		}
 	}
-	updates, err := m.updates()
+	solver, err := m.updates()
 	if err != nil {
 		return err
 	}
@@ -219,10 +219,10 @@ func (m *Machine) makePlan() error {
 		return err
 	}
 	if m.plan = m.plans[m.micro.Accumulation]; m.plan == nil {
-		updates = append(updates, carried...)
-		m.plan, err = m.limits.New(proof.Verify, &m.read.Program, updates...)
+		solver.Updates = append(solver.Updates, carried...)
+		m.plan, err = m.limits.New(proof.Verify, &m.read.Program, solver)
 		if m.elastic != nil && errors.Is(err, plan.ErrTooSmall) {
-			m.plan, err = m.elastic.least(err, updates)
+			m.plan, err = m.elastic.least(err, solver)
 		}
 		if err != nil {
 			return fmt.Errorf("vm: %w", err)

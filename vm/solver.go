@@ -187,10 +187,10 @@ func (s *solving) release() {
 }
 
 // updates returns those of the learnables, for planning.
-func (m *Machine) updates() ([]lower.Update, error) {
+func (m *Machine) updates() (of lower.Solver, err error) {
 	s := m.solver
 	if s == nil || s.fusion == nil {
-		return nil, nil
+		return of, nil
 	}
 	s.states, s.settings = nil, nil
 	buckets, err := m.buckets()
@@ -198,27 +198,29 @@ func (m *Machine) updates() ([]lower.Update, error) {
 		err = m.shard(buckets)
 	}
 	if err != nil {
-		return nil, err
+		return of, err
 	}
 	parts, divided := m.parallel.parts()
 	half := m.parallel != nil && m.shards == 0 && !m.micro.Tree && !m.micro.Several() &&
 		m.parallel.exchange.Halve()
-	scale, updates := m.micro.scale(m.parallel), make([]lower.Update, len(s.learnables))
+	of = lower.Solver{Updates: make([]lower.Update, len(s.learnables)), Limit: s.limit,
+		Accumulation: m.micro.Accumulation, Scale: m.micro.scale(m.parallel),
+		Parts: parts != nil || s.limit > 0 && s.parts != nil}
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
-			return nil, fmt.Errorf("vm: WithSolver: %s is not a variable of the machine's graph",
+			return of, fmt.Errorf("vm: WithSolver: %s is not a variable of the machine's graph",
 				stock.Label(n))
 		}
 		if autograd.Hooked(n) {
-			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %s "+
+			return of, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %s "+
 				"(autograd's Hook), and the run would not wait for it: use the learnable itself "+
 				"and WithDataParallel, or call the solver's Step after Sync",
 				backend.ErrUnsupported, stock.Label(n))
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
-			return nil, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad "+
+			return of, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad "+
 				"before vm.New",
 				stock.Label(n))
 		}
@@ -226,16 +228,14 @@ func (m *Machine) updates() ([]lower.Update, error) {
 		if lookups != nil && lookups.Alone {
 			buckets[i] = 0
 		}
-		updates[i] = lower.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
-			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale,
-			Rule: s.fusion.Update(i), Shard: s.shard(i), Lookups: lookups,
-			Parts:     parts != nil || s.limit > 0 && s.parts != nil,
+		of.Updates[i] = lower.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
+			Bucket: buckets[i], Rule: s.fusion.Update(i), Shard: s.shard(i), Lookups: lookups,
 			Uncounted: parts != nil && !divided[i] && parts.Rank() > 0}
 		if half && buckets[i] > 0 { // some buckets stay F32
-			updates[i].Half = m.parallel.exchange.Slot(i, 0).DType() == backend.BF16
+			of.Updates[i].Half = m.parallel.exchange.Slot(i, 0).DType() == backend.BF16
 		}
 	}
-	return updates, nil
+	return of, nil
 }
 
 // without returns the nodes that are not gradients of learnables.

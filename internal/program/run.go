@@ -7,6 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/proof"
 )
@@ -35,7 +36,7 @@ func New(name string, in []Tensor, out Tensor,
 	if err := p.Check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", backend.ErrArgument, err)
 	}
-	planned, err := plan.Standard().New(proof.Verify, p)
+	planned, err := plan.Standard().New(proof.Verify, p, lower.Solver{})
 	if err != nil {
 		return nil, err
 	}

@@ -117,7 +117,7 @@ var arrows = []arrow{
 	}},
 	{"internal/buildlock", []string{"backend"}},
 	{"internal/program", []string{"backend", "kernels/fuse", "internal/kernels", "internal/vm/ir",
-		"internal/vm/plan", "internal/vm/proof", "internal/vm/exec"}},
+		"internal/vm/lower", "internal/vm/plan", "internal/vm/proof", "internal/vm/exec"}},
 	{"internal/residence", []string{"backend"}},
 	{"internal/terms", []string{"backend"}},
 	{"internal/safetensors", []string{"backend", "internal/files"}},

@@ -65,7 +65,8 @@ func newMutant(t *testing.T, seed uint64) *mutant {
 	}
 	limits.Memory = -r.IntN(2)
 	var err error
-	if m.plan, err = limits.New(proof.Verify, &m.Program, m.updates...); err != nil {
+	solver := lower.Solver{Updates: m.updates}
+	if m.plan, err = limits.New(proof.Verify, &m.Program, solver); err != nil {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
 	require.That(t, m.plan.Doubt == nil, "seed %d: %v in\n%v", seed, m.plan.Doubt, m.plan)

@@ -116,7 +116,7 @@ type planner = func(*ir.Program, ...lower.Update) (*plan.Plan, error)
 // within plans within limits.
 func within(l plan.Limits) planner {
 	return func(p *ir.Program, updates ...lower.Update) (*plan.Plan, error) {
-		return l.New(proof.Verify, p, updates...)
+		return l.New(proof.Verify, p, lower.Solver{Updates: updates})
 	}
 }
 
@@ -128,7 +128,7 @@ func plain(p *ir.Program, updates ...lower.Update) (*plan.Plan, error) {
 			err = proof.Verify(p)
 		}
 		return err
-	}, p, updates...)
+	}, p, lower.Solver{Updates: updates})
 	if err == nil {
 		planned.Doubt = nil
 	}

@@ -99,7 +99,7 @@ func TestTiles(t *testing.T) {
 			require.Check(t, v.Shape.Size() < 8*6 || ir.Leaf(v.Op), "%d tiles: %v of %v", tiles,
 				v.Op, v.Shape)
 		}
-		planned, err := l.New(proof.Verify, &classifier(nil).Program)
+		planned, err := l.New(proof.Verify, &classifier(nil).Program, lower.Solver{})
 		if err != nil || planned.Doubt != nil {
 			t.Fatal(err, planned.Doubt)
 		}

@@ -14,6 +14,7 @@ import (
 // Training is the program of a step: behind the values of a run, what becomes of its gradients.
 type Training struct {
 	*ir.Program
+	Solver
 	First     ir.ID         // of what is behind a run's values
 	Runs      []ir.ID       // by update: the gradient of a run
 	Sums      [][]ir.Assign // by update: what runs leave of it, the last one's behind the others
@@ -42,29 +43,30 @@ const Squares = -1
 //
 // Without a limit of the norm, f is left out. Sums are assigned to what keeps them for other runs.
 // What several loops compute, each for itself, is there several times.
-func Train(p *ir.Program, updates []Update) (*Training, error) {
-	t := &Training{Program: p, First: ir.ID(len(p.Values)), leaves: map[ir.Op]ir.ID{}}
-	if len(updates) == 0 {
+func Train(p *ir.Program, s Solver) (*Training, error) {
+	t := &Training{Program: p, Solver: s, First: ir.ID(len(p.Values)),
+		leaves: map[ir.Op]ir.ID{}}
+	if len(s.Updates) == 0 {
 		return t, nil
 	}
-	own := tail(p, updates)
+	own := tail(p, s.Updates)
 	t.Program = &ir.Program{Values: append(make([]ir.Value, 0, len(p.Values)+
-		PerUpdate*len(updates)), p.Values...), Results: p.Results[:own:own]}
+		PerUpdate*len(s.Updates)), p.Values...), Results: p.Results[:own:own]}
 	for i, v := range p.Values {
 		if _, variable := v.Op.(ir.Input); variable {
 			t.leaves[v.Op] = ir.ID(i)
 		}
 	}
-	t.Runs, t.Rows = gradients(p, updates)
-	for i, u := range updates {
+	t.Runs, t.Rows = gradients(p, s.Updates)
+	for i, u := range t.Updates {
 		t.Gradients = append(t.Gradients, t.own(u.Shard, t.combined(u, i)))
 	}
-	if updates[0].Limit > 0 {
-		t.clip(updates)
+	if t.Limit > 0 {
+		t.clip()
 		t.Results = append(t.Results, t.Norm[0])
 	}
-	for i := range updates {
-		assigns, err := t.update(&updates[i], i)
+	for i := range t.Updates {
+		assigns, err := t.update(&t.Updates[i], i)
 		if err != nil {
 			return nil, fmt.Errorf("plan: update of %s: %w", p.Values[t.Runs[i]].Name, err)
 		}
@@ -96,7 +98,7 @@ func (t *Training) leaf(op ir.Op, like ir.Value) ir.ID {
 // combined adds what runs add to the sums of a gradient, and returns what all runs and ranks make
 // of it: with updates in a run of their own, as the run before leaves it.
 func (t *Training) combined(u Update, update int) ir.ID {
-	a, like := u.Accumulation, t.Values[t.Runs[update]]
+	a, like := t.Accumulation, t.Values[t.Runs[update]]
 	sum, n := like, len(a.branches())
 	sum.Name = "sum of " + like.Name
 	kept := func(i int) ir.ID {
@@ -179,18 +181,18 @@ func (t *Training) gradient(u *Update, update int) ir.ID {
 		y := t.times(t.value(ir.Reshape{}, like, t.Rows[update]), of.Weight, like)
 		x = t.value(ir.Binary{Op: fuse.Add}, like, x, y)
 	}
-	return t.times(x, cmp.Or(u.Scale, 1), like)
+	return t.times(x, cmp.Or(t.Scale, 1), like)
 }
 
 // maxNumbers is how many numbers one loop adds up: a [fuse.Program] has at most 64 operands.
 const maxNumbers = 60
 
 // clip adds the norm of all gradients, in F64, and the factor that makes it at most the limit.
-func (t *Training) clip(updates []Update) {
+func (t *Training) clip() {
 	one := ir.Value{DType: backend.F64, Name: "norm"}
 	var sums []ir.ID
-	for i := range updates {
-		if u := &updates[i]; !u.Uncounted && !u.Shard.Empty() {
+	for i := range t.Updates {
+		if u := &t.Updates[i]; !u.Uncounted && !u.Shard.Empty() {
 			sums = append(sums, t.squares(t.gradient(u, i)))
 		}
 	}
@@ -213,15 +215,14 @@ func (t *Training) clip(updates []Update) {
 	if len(sums) == 0 { // other ranks have all shards
 		sums = append(sums, number(0))
 	}
-	if updates[0].Parts {
+	if t.Parts {
 		sums = []ir.ID{stored(ir.Opaque{Index: Squares, Name: "sum of the squares of all parts",
 			Placed: true}, stored(ir.Copy{}, sum(sums)))}
 	}
 	do := func(op fuse.Op, x, y ir.ID) ir.ID { return t.value(ir.Binary{Op: op}, one, x, y) }
-	limit := updates[0].Limit
 	norm := t.value(ir.Unary{Op: fuse.Sqrt}, one, sum(sums))
-	larger := do(fuse.Greater, norm, number(limit))
-	less := do(fuse.Div, number(limit), norm)
+	larger := do(fuse.Greater, norm, number(t.Limit))
+	less := do(fuse.Div, number(t.Limit), norm)
 	factor := t.value(ir.Where{}, one, larger, less, number(1))
 	finite := do(fuse.LessEqual, norm, number(math.MaxFloat64))
 	t.Norm = []ir.ID{norm, t.value(ir.Where{}, one, finite, factor, number(math.NaN()))}
@@ -258,7 +259,7 @@ func (t *Training) variable(u *Update, like ir.Value) (ir.ID, error) {
 // update adds what an update does.
 func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 	gradient := t.Runs[update]
-	full, runs := t.Values[gradient], u.Accumulation.UpdateRun()
+	full, runs := t.Values[gradient], t.Accumulation.UpdateRun()
 	if u.Half {
 		full.DType = backend.F32
 	}

@@ -24,9 +24,9 @@ func momentum(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
 // stepping trains two variables of 6 elements on some ranks, by programs and by definition.
 type stepping struct {
 	programs []*ir.Program // of steps, by rank
-	updates  [][]Update
-	first    *ir.Program  // of a run, with its gradients as results
-	w, v     [2][]float64 // as the definition has them
+	solvers  []Solver      // by rank
+	first    *ir.Program   // of a run, with its gradients as results
+	w, v     [2][]float64  // as the definition has them
 	ours     []map[ir.Op]interpret.Array
 	inputs   [][]interpret.Array
 }
@@ -62,23 +62,23 @@ func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
 			a = Accumulation{Runs: end - done, Tree: true, First: done, All: runs, Apart: apart}
 			done = end
 		}
-		var updates []Update
+		solver := Solver{Accumulation: a, Scale: scale, Limit: limit,
+			Parts: level > 0 && limit > 0}
 		for i, gradient := range gradients {
 			u := Update{Input: i, Gradient: gradient, Kept: 1, Bucket: min(1, ranks-1),
-				Accumulation: a, Scale: scale, Limit: limit, Rule: momentum,
-				Parts: level > 0 && limit > 0}
+				Rule: momentum}
 			if level > 0 {
 				u.Shard = &Shard{Chunk: chunk, Rank: rank, Ranks: ranks, First: 6 * i,
 					FullyShard: level == 2}
 				u.Shard.From = min(max(rank*chunk-6*i, 0), 6)
 				u.Shard.To = min(max((rank+1)*chunk-6*i, 0), 6)
 			}
-			updates = append(updates, u)
+			solver.Updates = append(solver.Updates, u)
 		}
-		run := require.Value(fullyShard(p, updates))(t)
-		step := require.Value(Train(run, updates))(t)
+		run := require.Value(fullyShard(p, solver.Updates))(t)
+		step := require.Value(Train(run, solver))(t)
 		require.NoError(t, step.Check())
-		s.programs, s.updates = append(s.programs, step.Program), append(s.updates, updates)
+		s.programs, s.solvers = append(s.programs, step.Program), append(s.solvers, solver)
 		number := func(x float64) interpret.Array {
 			return interpret.Of(ir.Dims{}, []float64{x})
 		}
@@ -100,7 +100,7 @@ func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
 
 // of returns which elements of a variable a rank updates.
 func (s *stepping) of(rank, variable int) (from, to int) {
-	if of := s.updates[rank][variable].Shard; of != nil {
+	if of := s.solvers[rank].Updates[variable].Shard; of != nil {
 		return of.From, of.To
 	}
 	return 0, 6
@@ -109,7 +109,7 @@ func (s *stepping) of(rank, variable int) (from, to int) {
 // memory is what a rank has of variables and inputs.
 func (s *stepping) memory(rank int) []interpret.Array {
 	all := slices.Clone(s.inputs[rank])
-	for i, u := range s.updates[rank] {
+	for i, u := range s.solvers[rank].Updates {
 		if u.Shard.FullySharded() {
 			all[i].Data = all[i].Data[u.Shard.From:u.Shard.To]
 		}
@@ -152,7 +152,7 @@ func (s *stepping) step(t *testing.T, r *rand.Rand) {
 		for _, rank := range ranks {
 			p := s.programs[rank]
 			for _, a := range p.Assigns {
-				if a.Runs.Has(kind(s.updates[rank][0].Accumulation)) {
+				if a.Runs.Has(kind(s.solvers[rank].Accumulation)) {
 					x := require.Value(all.Value(rank, a.Value))(t)
 					leave = append(leave, func() { s.leave(rank, a.To, x) })
 				}
@@ -165,7 +165,7 @@ func (s *stepping) step(t *testing.T, r *rand.Rand) {
 	var everyone []int
 	for rank := range ranks {
 		everyone = append(everyone, rank)
-		a := s.updates[rank][0].Accumulation
+		a := s.solvers[rank].Accumulation
 		_, of := a.Sums()
 		for _, kind := range of[:len(of)-1] {
 			add(rank)
@@ -174,7 +174,7 @@ func (s *stepping) step(t *testing.T, r *rand.Rand) {
 		add(rank)
 	}
 	run(func(a Accumulation) int { return a.Kinds() - 1 }, everyone...)
-	if s.updates[0][0].Accumulation.Apart {
+	if s.solvers[0].Accumulation.Apart {
 		run(func(Accumulation) int { return ir.Apply }, everyone...)
 	}
 	factor, norm := scale, 0.0
@@ -183,7 +183,7 @@ func (s *stepping) step(t *testing.T, r *rand.Rand) {
 			norm += scale * x * scale * x
 		}
 	}
-	if limit := s.updates[0][0].Limit; limit > 0 && math.Sqrt(norm) > limit {
+	if limit := s.solvers[0].Limit; limit > 0 && math.Sqrt(norm) > limit {
 		factor *= limit / math.Sqrt(norm)
 	}
 	for i := range sums {
@@ -209,11 +209,11 @@ func (s *stepping) leave(rank int, to ir.ID, x interpret.Array) {
 		s.ours[rank][p.Values[to].Op] = x
 		return
 	}
-	if s.updates[rank][in.Index].Shard.FullySharded() {
+	if s.solvers[rank].Updates[in.Index].Shard.FullySharded() {
 		at, _ = s.of(rank, in.Index)
 	}
 	for other := range s.programs {
-		if other == rank || s.updates[rank][0].Shard.FullySharded() {
+		if other == rank || s.solvers[rank].Updates[0].Shard.FullySharded() {
 			copy(s.inputs[other][in.Index].Data[at:], x.Data)
 		}
 	}

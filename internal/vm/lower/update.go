@@ -6,6 +6,21 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
+// Solver is how variables change at the end of a step, and what all of them have in common.
+type Solver struct {
+	Updates []Update
+	// Accumulation is how gradients of several runs are added up before the updates.
+	Accumulation Accumulation
+	// Scale is what the sum of all runs and ranks is multiplied by; 0 is 1.
+	Scale float64
+	// Limit bounds the norm of all gradients together; 0 for no bound. With a norm that is not
+	// finite, no update changes anything.
+	Limit float64
+	// Parts says that ranks have parts of the variables: the norm covers all, and the operation
+	// [Squares] adds up the ranks' sums of squares.
+	Parts bool
+}
+
 // Update is how a variable changes at the end of each run: a step of a solver, or another value.
 type Update struct {
 	Input    int   // the variable
@@ -22,18 +37,9 @@ type Update struct {
 	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
 	// Not with shards, nor with several runs.
 	Lookups *Lookups
-	// Accumulation is how gradients of several runs are added up before the updates, the same for
-	// all.
-	Accumulation Accumulation
-	// Scale is what the sum of all runs and ranks is multiplied by, the same for all; 0 is 1.
-	Scale float64
-	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0
-	// for no bound. With a norm that is not finite, no update changes anything.
-	Limit float64
-	// Parts says that ranks have parts of the variables: the norm covers all, and the operation
-	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several
-	// ranks, of which another one counts them.
-	Parts, Uncounted bool
+	// Uncounted gradients are the same on several ranks, of which another one counts them in the
+	// norm of [Solver.Parts].
+	Uncounted bool
 	// Updates without a Rule have nothing else, and no others may be beside them.
 	Rule Rule
 }

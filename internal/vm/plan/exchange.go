@@ -65,21 +65,16 @@ type bucketing struct {
 	received int     // buckets that have come back
 	shards   shards
 
-	accumulation lower.Accumulation // of several runs
-	first        map[int]int        // by update: the last step that has written it where it is kept
+	first map[int]int // by update: the last step that has written it where it is kept
 }
 
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
-func exchanging(p *ir.Program, t *lower.Training, updates []lower.Update,
-	users [][]ir.ID) bucketing {
+func exchanging(p *ir.Program, t *lower.Training, users [][]ir.ID) bucketing {
 	x := bucketing{direct: map[ir.ID]int{}, first: map[int]int{}}
 	x.gradients, x.lookups = t.Runs, t.Rows
-	if len(updates) > 0 {
-		x.accumulation = updates[0].Accumulation
-	}
-	for i, u := range updates {
-		if u.Bucket == 0 && u.Lookups == nil && !x.accumulation.Keeps() {
+	for i, u := range t.Updates {
+		if u.Bucket == 0 && u.Lookups == nil && !t.Accumulation.Keeps() {
 			continue
 		}
 		for len(x.buckets) < u.Bucket {
@@ -181,7 +176,7 @@ func (o Send) End() Receive { return Receive{o.Bucket, o.Kind} }
 func (l *layouter) exchanged(update int) []Ref {
 	id := l.gradients[update]
 	r := l.ref(id)
-	if l.accumulation.Several() {
+	if l.training.Accumulation.Several() {
 		return l.accumulate(update, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Gradient && b.Index == update {
@@ -229,7 +224,7 @@ func (l *layouter) exchange(op ir.Op, dsts, args []Ref) []Ref {
 		dsts[i].Step = len(l.plan.Steps)
 	}
 	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: dsts, Args: args, Name: "exchange",
-		Runs: l.accumulation.LastRun()})
+		Runs: l.training.Accumulation.LastRun()})
 	return dsts
 }
 

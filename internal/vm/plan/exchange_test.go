@@ -132,12 +132,12 @@ func TestVerifyExchanges(t *testing.T) {
 // applies them.
 func TestAccumulate(t *testing.T) {
 	p, dv, dw := backward()
-	var updates []lower.Update
+	solver := lower.Solver{Accumulation: lower.Accumulation{Runs: 4}, Limit: 1}
 	for i, gradient := range []ir.ID{dv, dw} {
-		updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-			Bucket: 2 - i, Accumulation: lower.Accumulation{Runs: 4}, Limit: 1, Rule: descent})
+		solver.Updates = append(solver.Updates, lower.Update{Input: 1 + i, Gradient: gradient,
+			Kept: 1, Bucket: 2 - i, Rule: descent})
 	}
-	planned, err := New(&p.Program, updates...)
+	planned, err := Trained(&p.Program, solver)
 	if err == nil {
 		err = Verify(planned)
 	}
@@ -172,13 +172,13 @@ func TestAccumulate(t *testing.T) {
 func TestTreeOfRuns(t *testing.T) {
 	for runs, kept := range map[int]int{1: 0, 2: 0, 3: 0, 4: 1, 6: 2, 8: 2} {
 		p, dv, dw := backward()
-		var updates []lower.Update
+		solver := lower.Solver{Accumulation: lower.Accumulation{Runs: runs, Tree: true}, Scale: 0.5,
+			Limit: 1}
 		for i, gradient := range []ir.ID{dv, dw} {
-			updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-				Accumulation: lower.Accumulation{Runs: runs, Tree: true}, Scale: 0.5, Limit: 1,
-				Rule: descent})
+			solver.Updates = append(solver.Updates, lower.Update{Input: 1 + i, Gradient: gradient,
+				Kept: 1, Rule: descent})
 		}
-		planned, err := New(&p.Program, updates...)
+		planned, err := Trained(&p.Program, solver)
 		if err == nil {
 			err = Verify(planned)
 		}
@@ -213,13 +213,13 @@ func TestUpdatesApart(t *testing.T) {
 	for _, buckets := range []int{0, 1} {
 		for _, runs := range []int{1, 3} {
 			p, dv, dw := backward()
-			var updates []lower.Update
+			solver := lower.Solver{Limit: 1,
+				Accumulation: lower.Accumulation{Runs: runs, Tree: true, Apart: true}}
 			for i, gradient := range []ir.ID{dv, dw} {
-				updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-					Bucket: buckets * (2 - i), Limit: 1, Rule: descent,
-					Accumulation: lower.Accumulation{Runs: runs, Tree: true, Apart: true}})
+				solver.Updates = append(solver.Updates, lower.Update{Input: 1 + i,
+					Gradient: gradient, Kept: 1, Bucket: buckets * (2 - i), Rule: descent})
 			}
-			planned := require.Value(New(&p.Program, updates...))(t)
+			planned := require.Value(Trained(&p.Program, solver))(t)
 			var steps []string
 			for i, s := range planned.Steps {
 				if !s.Runs.Has(ir.Apply) {

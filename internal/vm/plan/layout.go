@@ -33,11 +33,11 @@ type setting struct {
 // layout makes the steps of a training whose run is p: views become strides, every other value gets
 // its own buffer. The last results of p are the gradients of updates.
 func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *lower.Training,
-	updates []lower.Update, plain bool) (*Plan, error) {
+	plain bool) (*Plan, error) {
 	wanted := p.Users()
 	n := len(t.Values)
-	l := &layouter{p, t.Program, t, updates, wanted, &Plan{}, make([]Ref, n), make([]bool, n),
-		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, t, updates, wanted),
+	l := &layouter{p, t.Program, t, t.Updates, wanted, &Plan{}, make([]Ref, n), make([]bool, n),
+		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, t, wanted),
 		map[setting]Ref{}, make([]fuse.Value, n)}
 	l.shareBuckets()
 	l.findParameters()
@@ -62,7 +62,6 @@ func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *lower.Train
 			l.plan.Results = append(l.plan.Results, l.before(r))
 		}
 	}
-	l.plan.Accumulation = l.accumulation
 	l.update()
 	return l.plan, nil
 }
@@ -153,7 +152,7 @@ func (l *layouter) appendStep(id ir.ID) {
 		l.exchangeHeads(id, dsts)
 	}
 	l.beside[id] = dsts[1:]
-	if update, direct := l.direct[id]; direct && l.accumulation.Several() &&
+	if update, direct := l.direct[id]; direct && l.training.Accumulation.Several() &&
 		len(dsts) == 1 && dsts[0].Dense() {
 		s := Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}
 		s.Runs = l.firstRuns(update, s)
@@ -208,7 +207,7 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 // resultOf returns memory for a value that the next step computes.
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
-	if update, direct := l.direct[id]; direct && !l.accumulation.Several() {
+	if update, direct := l.direct[id]; direct && !l.training.Accumulation.Several() {
 		return l.buffer(Buffer{Kind: Gradient, Index: update, Name: v.Name}, v.Shape, v.DType,
 			len(l.plan.Steps))
 	}

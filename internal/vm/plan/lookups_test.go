@@ -14,7 +14,7 @@ import (
 
 // lookedUp plans two tables of 8 rows that 2 ranks look up 4 times each: one that multiplies what
 // this gives, too, and one with no other use, and a matrix.
-func lookedUp(t *testing.T, change func(*lower.Update)) (*Plan, []lower.Update) {
+func lookedUp(t *testing.T, change func(*lower.Solver)) (*Plan, []lower.Update) {
 	t.Helper()
 	p := &program{}
 	table, other, w := p.input(0, 8, 8), p.input(1, 8, 8), p.input(2, 8, 8)
@@ -40,10 +40,11 @@ func lookedUp(t *testing.T, change func(*lower.Update)) (*Plan, []lower.Update) 
 		if tables[i].Rows > 0 {
 			updates[i].Lookups = &lower.Lookups{Ranks: 2, Weight: 0.5, Alone: tables[i].Alone}
 		}
-		change(&updates[i])
 	}
-	planned := p.planned(t, updates...)
-	require.NoError(t, require.Err(Plain(&p.Program, updates...)))
+	solver := lower.Solver{Updates: updates}
+	change(&solver)
+	planned := p.trained(t, solver)
+	require.NoError(t, require.Err(Plain(&p.Program, solver)))
 	return planned, updates
 }
 
@@ -51,11 +52,11 @@ func lookedUp(t *testing.T, change func(*lower.Update)) (*Plan, []lower.Update) 
 // of all ranks are on their way while others are updated. A bucket without members is left out.
 func TestLookups(t *testing.T) {
 	for name, test := range map[string]struct {
-		change func(*lower.Update)
+		change func(*lower.Solver)
 		want   string
 	}{
-		"updated last": {func(*lower.Update) {}, "update, gather-grad axis 0, update, update"},
-		"clipped": {func(u *lower.Update) { u.Limit = 1 }, "gather-grad axis 0, squares, " +
+		"updated last": {func(*lower.Solver) {}, "update, gather-grad axis 0, update, update"},
+		"clipped": {func(s *lower.Solver) { s.Limit = 1 }, "gather-grad axis 0, squares, " +
 			"squares, squares, loop norm, update, update, update"},
 	} {
 		planned, _ := lookedUp(t, test.change)
@@ -80,7 +81,7 @@ func TestLookups(t *testing.T) {
 
 // TestVerifyLookups: what a plan of lookups may not do is found.
 func TestVerifyLookups(t *testing.T) {
-	planned, _ := lookedUp(t, func(*lower.Update) {})
+	planned, _ := lookedUp(t, func(*lower.Solver) {})
 	at := func(name string) int {
 		return slices.IndexFunc(planned.Steps, func(s Step) bool { return s.Op.String() == name })
 	}

@@ -57,18 +57,21 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 	arena := map[string]int{}
 	for name, test := range map[string]struct {
 		there  int
-		change func(u *lower.Update)
+		change func(s *lower.Solver)
 	}{
-		"exchanged":   {layers - 1, func(*lower.Update) {}},
-		"of one rank": {0, func(u *lower.Update) { u.Bucket = 0 }},
-		"several":     {0, func(u *lower.Update) { u.Accumulation.Runs = 2 }},
-		"apart":       {0, func(u *lower.Update) { u.Accumulation.Apart = true }},
+		"exchanged": {layers - 1, func(*lower.Solver) {}},
+		"of one rank": {0, func(s *lower.Solver) {
+			for i := range s.Updates {
+				s.Updates[i].Bucket = 0
+			}
+		}},
+		"several": {0, func(s *lower.Solver) { s.Accumulation.Runs = 2 }},
+		"apart":   {0, func(s *lower.Solver) { s.Accumulation.Apart = true }},
 	} {
 		p, updates := layered(layers, width)
-		for i := range updates {
-			test.change(&updates[i])
-		}
-		planned, err := New(&p.Program, updates...)
+		solver := lower.Solver{Updates: updates}
+		test.change(&solver)
+		planned, err := Trained(&p.Program, solver)
 		if err == nil {
 			err = planned.Doubt
 		}

@@ -17,8 +17,6 @@ type Plan struct {
 	// Results have the order of Program.Results. If updates are clipped by the norm of gradients,
 	// that is the last one, of the run with the updates.
 	Results []Ref
-	// Accumulation is how the gradients of several runs are added up.
-	Accumulation lower.Accumulation
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.
@@ -32,7 +30,7 @@ type Plan struct {
 
 	// What it computes, for the proof: the program of a step, and what ranks exchange for it.
 	Program *ir.Program
-	Updates []lower.Update
+	lower.Solver
 }
 
 // Bare returns the plan without what a proof needs, which leads to whoever has made the updates.
@@ -175,12 +173,12 @@ type Prove func(p *Plan) error
 // New plans a program, with updates of its variables at the end, and proves the plan. If that
 // cannot be proven, it returns the plain one: see [Plan.Doubt]. Steps are a function of the
 // program: ranks that run one program exchange their gradients in one order.
-func (l Limits) New(prove Prove, p *ir.Program, updates ...lower.Update) (*Plan, error) {
-	p, err := lower.Run(p, l.Tiles, updates...)
+func (l Limits) New(prove Prove, p *ir.Program, s lower.Solver) (*Plan, error) {
+	p, err := lower.Run(p, l.Tiles, s.Updates...)
 	if err != nil {
 		return nil, err
 	}
-	return proven(prove, func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
+	return proven(prove, func(plain bool) (*Plan, error) { return l.planned(p, s, plain) })
 }
 
 // proven returns the plan if it can be proven, else the plain one.
@@ -203,23 +201,23 @@ func proven(prove Prove, planned func(plain bool) (*Plan, error)) (*Plan, error)
 }
 
 // planned returns the plan of a program.
-func (l Limits) planned(p *ir.Program, updates []lower.Update, plain bool) (*Plan, error) {
-	t, err := lower.Train(p, updates)
+func (l Limits) planned(p *ir.Program, s lower.Solver, plain bool) (*Plan, error) {
+	t, err := lower.Train(p, s)
 	if err != nil {
 		return nil, err
 	}
 	step, copies := t.Program, map[ir.ID]bool(nil)
 	if !plain {
 		p, copies = l.rematerialized(lower.InShape(p)) // which moves the values of the run
-		if t, err = lower.Train(p, updates); err != nil {
+		if t, err = lower.Train(p, s); err != nil {
 			return nil, err
 		}
 	}
-	plan, err := l.layout(p, copies, t, updates, plain)
+	plan, err := l.layout(p, copies, t, plain)
 	if err != nil {
 		return nil, err
 	}
-	plan.Program, plan.Updates = step, updates
+	plan.Program, plan.Solver = step, s
 	if !plain {
 		return l.fitted(plan)
 	}

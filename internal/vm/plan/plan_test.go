@@ -60,7 +60,13 @@ func ops(t *testing.T, p *program) (*Plan, []string) {
 // planned is a plan of the program that is proven.
 func (p *program) planned(t *testing.T, updates ...lower.Update) *Plan {
 	t.Helper()
-	planned := require.Value(New(&p.Program, updates...))(t)
+	return p.trained(t, lower.Solver{Updates: updates})
+}
+
+// trained is planned with a solver.
+func (p *program) trained(t *testing.T, s lower.Solver) *Plan {
+	t.Helper()
+	planned := require.Value(Trained(&p.Program, s))(t)
 	err := errors.Join(planned.Doubt, Verify(planned))
 	require.That(t, err == nil, "%v in\n%v", err, planned)
 	return planned

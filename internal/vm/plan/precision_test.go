@@ -37,9 +37,10 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 				test.change(p, &dw)
 				update := func(input int, gradient ir.ID) lower.Update {
 					return lower.Update{Input: input, Gradient: gradient, Kept: 1, Bucket: 1,
-						Half: half, Limit: 1, Rule: descent}
+						Half: half, Rule: descent}
 				}
-				planned, err := New(&p.Program, update(1, dv), update(2, dw), update(3, db))
+				planned, err := Trained(&p.Program, lower.Solver{Limit: 1,
+					Updates: []lower.Update{update(1, dv), update(2, dw), update(3, db)}})
 				if err == nil {
 					err = planned.Doubt
 				}

@@ -15,18 +15,21 @@ func ProveWith(p Prove) { prove = p }
 
 // New plans a program and proves the plan.
 func New(p *ir.Program, updates ...lower.Update) (*Plan, error) {
-	return Standard().New(prove, p, updates...)
+	return Trained(p, lower.Solver{Updates: updates})
 }
 
+// Trained plans a program with a solver and proves the plan.
+func Trained(p *ir.Program, s lower.Solver) (*Plan, error) { return Standard().New(prove, p, s) }
+
 // Plain is the plain plan of a program.
-func Plain(p *ir.Program, updates ...lower.Update) (*Plan, error) {
+func Plain(p *ir.Program, s lower.Solver) (*Plan, error) {
 	refused := errors.New("the first plan")
 	plan, err := Standard().New(func(p *Plan) (err error) {
 		if err, refused = refused, nil; err == nil {
 			err = prove(p)
 		}
 		return err
-	}, p, updates...)
+	}, p, s)
 	if err == nil {
 		plan.Doubt = nil
 	}

@@ -123,7 +123,7 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		p := random(r, 9)
-		var updates []lower.Update
+		var s lower.Solver
 		a := []lower.Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true},
 			{Runs: 1 + r.IntN(5), Tree: true, First: r.IntN(4), All: 9}}[r.IntN(4)]
 		limit, buckets := float64(r.IntN(2)), r.IntN(2)
@@ -132,22 +132,21 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 			buckets = 1
 		}
 		for i := range r.IntN(4) {
-			updates = append(updates, lower.Update{
-				Input: i, Gradient: ir.ID(r.IntN(len(p.Values))), Kept: 1, Rule: descent,
-				Accumulation: a, Limit: limit, Scale: 0.5, Bucket: buckets * (1 + i/2),
-			})
-			if p.Values[updates[i].Gradient].Shape.Size() != p.Values[i].Shape.Size() {
-				updates[i].Gradient = ir.ID(i)
+			s.Accumulation, s.Limit, s.Scale = a, limit, 0.5
+			s.Updates = append(s.Updates, lower.Update{Input: i, Kept: 1, Rule: descent,
+				Gradient: ir.ID(r.IntN(len(p.Values))), Bucket: buckets * (1 + i/2)})
+			if p.Values[s.Updates[i].Gradient].Shape.Size() != p.Values[i].Shape.Size() {
+				s.Updates[i].Gradient = ir.ID(i)
 			}
 		}
 		limits := Standard()
 		limits.Memory = -r.IntN(2)
-		planned, err := limits.New(prove, &p.Program, updates...)
+		planned, err := limits.New(prove, &p.Program, s)
 		if err == nil {
 			err = cmp.Or(planned.Doubt, planned.Program.Check())
 		}
 		if err == nil {
-			_, err = Plain(&p.Program, updates...)
+			_, err = Plain(&p.Program, s)
 		}
 		require.That(t, err == nil, "program %d: %v in\n%v", seed, err, planned)
 	}
@@ -162,9 +161,9 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)
-		planned := require.Value(limits.New(prove, &p.Program,
-			lower.Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
-			lower.Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent}))(t)
+		planned := require.Value(limits.New(prove, &p.Program, lower.Solver{Updates: []lower.Update{
+			{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
+			{Input: 1, Gradient: 2, Kept: 1, Rule: descent}}}))(t)
 		for i, s := range planned.Steps {
 			for k, a := range s.Args {
 				for j, before := range planned.Steps[:i] {
@@ -242,12 +241,12 @@ func instead(op ir.Op, k int, other ir.Op) func(p *Plan) {
 // TestWhatUpdatesMustDoIsProven: a step of a solver that is left out, applies the wrong gradient or
 // is clipped by another norm is found.
 func TestWhatUpdatesMustDoIsProven(t *testing.T) {
-	var updates []lower.Update
+	solver := lower.Solver{Accumulation: lower.Accumulation{Runs: 4}, Scale: 0.25, Limit: 3}
 	p, dv, dw := backward()
 	p.Results = []ir.ID{dv}
 	for i, gradient := range []ir.ID{dv, dw} {
-		updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-			Accumulation: lower.Accumulation{Runs: 4}, Scale: 0.25, Limit: 3, Rule: descent})
+		solver.Updates = append(solver.Updates, lower.Update{Input: 1 + i, Gradient: gradient,
+			Kept: 1, Rule: descent})
 	}
 	const norm, changed = "result 1 in a run of kind 2 is not sqrt of norm", "not what it must be"
 	for _, test := range []struct {
@@ -265,7 +264,7 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 		{"another vector", "changes state 0", instead(ir.State{Input: 2}, 0, ir.State{Input: 1})},
 		{"no guard", changed, instead(ir.Binary{Op: fuse.Equal}, 0, ir.Binary{Op: fuse.Less})},
 	} {
-		planned := require.Value(New(&p.Program, updates...))(t)
+		planned := require.Value(Trained(&p.Program, solver))(t)
 		test.damage(planned)
 		require.Fails(t, test.what, Verify(planned), test.want)
 	}
@@ -313,7 +312,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			made, err := Standard().planned(q, nil, plain)
+			made, err := Standard().planned(q, lower.Solver{}, plain)
 			if err == nil && of(plain) {
 				made.Results[0] = made.Steps[0].Dsts[0]
 			}
@@ -323,7 +322,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 	got, err := damaged(func(plain bool) bool { return !plain })
 	require.That(t, err == nil && got.Doubt != nil && strings.Contains(got.Doubt.Error(),
 		"result 0"), "%v %v", got, err)
-	want, err := Plain(&p.Program)
+	want, err := Plain(&p.Program, lower.Solver{})
 	require.Check(t, err == nil && got.String() == want.String(), "%v %v, want\n%v", got, err, want)
 	if got, err := damaged(func(bool) bool { return true }); err == nil {
 		t.Errorf("%v is not proven", got)
@@ -336,7 +335,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 // TestPlainPlansHaveAStepForEachValue: and memory for each, which no other one has.
 func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 	p := centred()
-	plain := require.Value(Plain(&p.Program))(t)
+	plain := require.Value(Plain(&p.Program, lower.Solver{}))(t)
 	bytes := 0
 	for i, s := range plain.Steps {
 		loop, ok := s.Op.(Loop)

@@ -181,7 +181,7 @@ func (l *layouter) findReads(all []*group) {
 // end, unless the memory of the bucket is to be free: then once nothing reads them. Clipping waits
 // for all gradients.
 func (l *layouter) updateShards(done int) {
-	defer l.inRuns(l.accumulation.LastRun())()
+	defer l.inRuns(l.training.Accumulation.LastRun())()
 	s := &l.shards
 	for bucket := s.updated + 1; bucket < len(l.sent); bucket++ {
 		of := l.buckets[bucket-1]

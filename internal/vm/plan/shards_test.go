@@ -17,7 +17,7 @@ import (
 
 // sharded plans exp(x v w), of 16 elements each, for a rank of some, with both gradients in one
 // bucket or in two, which are of 5 elements more than the ranks divide.
-func sharded(t *testing.T, rank, ranks int, placed bool, change func(*lower.Update),
+func sharded(t *testing.T, rank, ranks int, placed bool, change func(*lower.Solver),
 	buckets ...int) *Plan {
 	t.Helper()
 	p, dv, dw := backward()
@@ -33,13 +33,12 @@ func sharded(t *testing.T, rank, ranks int, placed bool, change func(*lower.Upda
 	updates := []lower.Update{{Input: 1, Gradient: dv, Kept: 1, Bucket: buckets[0], Shard: &of[0],
 		Rule: descent}, {Input: 2, Gradient: dw, Kept: 1, Bucket: buckets[1], Shard: &of[1],
 		Rule: descent}}
-	for i := range updates {
-		if change != nil {
-			change(&updates[i])
-		}
+	solver := lower.Solver{Updates: updates}
+	if change != nil {
+		change(&solver)
 	}
-	planned := p.planned(t, updates...)
-	require.NoError(t, require.Err(Plain(&p.Program, updates...)))
+	planned := p.trained(t, solver)
+	require.NoError(t, require.Err(Plain(&p.Program, solver)))
 	return planned
 }
 
@@ -57,14 +56,14 @@ func TestShards(t *testing.T) {
 	backwards := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}
 	apart := []string{"reduce-scatter bucket 0", "matmul NT", "matmul TN",
 		"reduce-scatter bucket 1"}
-	clip := func(u *lower.Update) { u.Limit, u.Parts = 1, true }
+	clip := func(s *lower.Solver) { s.Limit, s.Parts = 1, true }
 	end := []string{"all-gather bucket 1", "receive shards of bucket 0", "assign",
 		"receive shards of bucket 1", "assign"}
 	for _, test := range []struct {
 		name        string
 		rank, ranks int
 		placed      bool
-		change      func(*lower.Update)
+		change      func(*lower.Solver)
 		buckets     []int
 		want        []string
 	}{
@@ -213,7 +212,7 @@ func gathering(t *testing.T, n, rank int, a lower.Accumulation) *Plan {
 	t.Helper()
 	p := &program{}
 	var weights, hidden []ir.ID
-	var updates []lower.Update
+	solver := lower.Solver{Accumulation: a}
 	h := p.input(0, 4, 4)
 	for i := range n {
 		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
@@ -225,11 +224,11 @@ func gathering(t *testing.T, n, rank int, a lower.Accumulation) *Plan {
 		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
 		s := &lower.Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), FullyShard: true}
 		s.From, s.To = own(s, 16)
-		updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-			Bucket: n - i, Rule: descent, Shard: s, Accumulation: a})
+		solver.Updates = append(solver.Updates, lower.Update{Input: 1 + i, Gradient: gradient,
+			Kept: 1, Bucket: n - i, Rule: descent, Shard: s})
 	}
-	planned := p.planned(t, updates...)
-	require.NoError(t, require.Err(Plain(&p.Program, updates...)))
+	planned := p.trained(t, solver)
+	require.NoError(t, require.Err(Plain(&p.Program, solver)))
 	return planned
 }
 
@@ -293,17 +292,17 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 		for rank := range ranks {
 			r := rand.New(rand.NewPCG(seed, 5))
 			p := random(r, 13)
-			updates := randomShards(r, p,
+			solver := randomShards(r, p,
 				lower.Shard{Rank: rank, Ranks: ranks, FullyShard: r.IntN(3) > 0})
-			planned, err := New(&p.Program, updates...)
+			planned, err := Trained(&p.Program, solver)
 			limits := Standard()
 			if limits.Memory = -1; err == nil {
 				err = planned.Doubt
 			}
-			least, other := limits.New(prove, &p.Program, updates...)
+			least, other := limits.New(prove, &p.Program, solver)
 			if err == nil && other == nil {
 				limits.Memory = least.occupied()
-				least, err = limits.New(prove, &p.Program, updates...)
+				least, err = limits.New(prove, &p.Program, solver)
 				if err == nil && (least.Doubt != nil || least.occupied() > limits.Memory) {
 					err = fmt.Errorf("%w in %d bytes: %v", least.Doubt, limits.Memory, least)
 				}
@@ -327,7 +326,7 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 
 // randomShards are updates of the variables of a random program by random gradients, in buckets of
 // which ranks have shards.
-func randomShards(r *rand.Rand, p *program, of lower.Shard) (updates []lower.Update) {
+func randomShards(r *rand.Rand, p *program, of lower.Shard) (solver lower.Solver) {
 	a := lower.Accumulation{Runs: r.IntN(4)}
 	of.Placed = !a.Several() && (of.FullyShard || r.IntN(2) == 0)
 	of.Persistent = of.FullyShard && r.IntN(4) == 0
@@ -343,14 +342,15 @@ func randomShards(r *rand.Rand, p *program, of lower.Shard) (updates []lower.Upd
 		}
 		s, b := of, len(end)
 		s.First, end[b-1] = end[b-1], end[b-1]+n
-		updates = append(updates, lower.Update{Input: i, Gradient: gradient, Kept: 1, Rule: descent,
-			Accumulation: a, Limit: limit, Parts: limit > 0, Bucket: b, Shard: &s})
+		solver.Updates = append(solver.Updates, lower.Update{Input: i, Gradient: gradient, Kept: 1,
+			Rule: descent, Bucket: b, Shard: &s})
 	}
-	for _, u := range updates {
+	solver.Accumulation, solver.Limit, solver.Parts = a, limit, limit > 0
+	for _, u := range solver.Updates {
 		u.Shard.Chunk = (end[u.Bucket-1] + pad + of.Ranks - 1) / of.Ranks
 		u.Shard.From, u.Shard.To = own(u.Shard, n)
 	}
-	return updates
+	return solver
 }
 
 // TestVerifyFindsGathersThatMeet: one that comes back twice, two in one place, one that nobody
@@ -446,7 +446,7 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 			updates[i].Shard.Half, updates[i].Shard.Persistent = halved[i], halved[i] && stays
 		}
 		planned := p.planned(t, updates...)
-		require.NoError(t, require.Err(Plain(&p.Program, updates...)))
+		require.NoError(t, require.Err(Plain(&p.Program, lower.Solver{Updates: updates})))
 		gathers := map[bool]int{}
 		for _, s := range planned.Steps {
 			if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
@@ -475,8 +475,8 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 
 // TestShardsAccumulate: sums of runs stay whole until the last one.
 func TestShardsAccumulate(t *testing.T) {
-	planned := sharded(t, 1, 3, false, func(u *lower.Update) {
-		u.Accumulation, u.Scale = lower.Accumulation{Runs: 3}, 0.5
+	planned := sharded(t, 1, 3, false, func(s *lower.Solver) {
+		s.Accumulation, s.Scale = lower.Accumulation{Runs: 3}, 0.5
 	}, 2, 1)
 	for _, s := range planned.Steps {
 		switch s.Op.(type) {

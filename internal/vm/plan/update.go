@@ -86,7 +86,7 @@ func (l *layouter) update() {
 		id := l.gradients[i]
 		switch {
 		case u.Bucket > 0, u.Lookups != nil:
-		case u.Accumulation.Keeps():
+		case l.training.Accumulation.Keeps():
 			l.applies(i, l.exchanged(i)[0])
 		case l.carries(i) && l.program.Values[id].Op == (ir.Input{Index: u.Input}):
 			l.applies(i, l.ref(id))
@@ -94,7 +94,7 @@ func (l *layouter) update() {
 			l.applies(i, l.before(id))
 		}
 	}
-	a, clips := l.accumulation, l.training.Norm != nil
+	a, clips := l.training.Accumulation, l.training.Norm != nil
 	for bucket := range l.buckets {
 		if clips || a.Apart {
 			l.receive(bucket + 1)

@@ -7,6 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -37,7 +38,7 @@ func centred() *ir.Program {
 // have stored the rows.
 func TestALoopIsFollowedPassByPass(t *testing.T) {
 	p := centred()
-	planned, err := plan.Standard().New(Verify, p)
+	planned, err := plan.Standard().New(Verify, p, lower.Solver{})
 	if err != nil || planned.Doubt != nil {
 		t.Fatal(err, planned.Doubt)
 	}

@@ -15,9 +15,8 @@ func (r *proof) compare(kind int) error {
 	if n := len(r.plan.Results); n != len(want) {
 		return fmt.Errorf("%d results, the program has %d", n, len(want))
 	}
-	clips := len(r.plan.Updates) > 0 && r.plan.Updates[0].Limit > 0
 	for i := range r.plan.Results {
-		norm := clips && i == len(want)-1
+		norm := r.plan.Limit > 0 && i == len(want)-1
 		if norm && kind != r.applying() || !norm && kind == ir.Apply {
 			continue
 		}
