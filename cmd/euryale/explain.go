@@ -43,9 +43,9 @@ func (explainCmd) Help() string {
 	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared
 memory (backend host) or, among machines, of sockets (backend tcp), and its thresholds. With GPUs,
 of this machine or of --device, the answer comes from measured times: those of euryale bench
---tune, else those shipped with this program for the same model or compute capability, links and
-ranks, else those that ranks have measured as they connected. NCCL runs the calls for which none of
-Euryale's kernels is faster.
+--tune, else built-in ones for the same model or compute capability, links and ranks, else those
+that ranks have measured as they connected. NCCL runs the calls for which none of Euryale's kernels
+is faster.
 
 With --topology, the answer is for real machines, with measured links or those of --inside and
 --between, and among ranks without GPUs over sockets (backend tcp). With EURYALE_TOPOLOGY instead,

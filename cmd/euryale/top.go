@@ -38,8 +38,8 @@ type topCmd struct {
 // Help says what the one-line help leaves out.
 func (*topCmd) Help() string {
 	return `A row is a rank: its state, its last step, by how much it is late in a step, which
-share of the time it is blocked in collectives, and its memory. An asterisk marks the slowest rank, with
-the cause. On a terminal the table is renewed until q or Ctrl-C, elsewhere it is written once.
+share of the time it is blocked in collectives, and its memory. An asterisk marks the slowest rank,
+with the cause. On a terminal the table is renewed until q or Ctrl-C, elsewhere it is written once.
 
 On Linux, the jobs of this machine are found by the variables of their processes. What /proc does
 not say comes from the ranks' metrics: start the job with EURYALE_METRICS=:9090. Ranks that others

@@ -78,7 +78,7 @@ func main() {
 	flag.IntVar(&t.every, "every", 50, "steps between two evaluations, and two checkpoints")
 	flag.BoolVar(&t.best, "best", false, "write the weights of the best evaluation")
 	flag.Float64Var(&t.lr, "lr", 1e-4, "highest learning rate, after the warm-up")
-	flag.IntVar(&t.sp, "sp", 1, "ranks that divide the positions of each sample")
+	flag.IntVar(&t.sp, "sp", 1, "ranks that split the positions of each sample")
 	flag.IntVar(&t.tp, "tp", 1, "ranks that shard the weights")
 	flag.IntVar(&t.shards, "shards", 0, "shard 1: solver state, 2: gradients, 3: weights, too")
 	flag.Float64Var(&t.memory, "memory", 0, "GiB that a rank may take; 0: what it needs")

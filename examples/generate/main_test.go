@@ -87,7 +87,8 @@ func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
 		out, err := run.Output()
 		lines := strings.SplitN(errs.String(), "\n", 3)
 		line := strings.Join(lines[1:2], "")
-		if err != nil || lines[0] != "generate: loading "+dir || !strings.HasSuffix(line, c.says) || c.text != "" && string(out) != c.text {
+		if err != nil || lines[0] != "generate: loading "+dir || !strings.HasSuffix(line, c.says) ||
+			c.text != "" && string(out) != c.text {
 			t.Errorf("%s %s: %q, %v\n%s", c.file, c.flags, out, err, errs)
 		}
 	}

@@ -77,8 +77,8 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	t.past.Training = fmt.Sprintf("%+v", cfg) // what the bits depend on
 	var err error
 	if least := cfg.context + 2; min(len(t.corpus.training), len(t.corpus.heldOut)) < least {
-		err = fmt.Errorf("--data has %d characters and %d held out: %d characters are needed of each",
-			len(t.corpus.training), len(t.corpus.heldOut), least)
+		err = fmt.Errorf("--data has %d characters and %d held out: %d characters are needed, "+
+			"and as many held out", len(t.corpus.training), len(t.corpus.heldOut), least)
 	}
 	check(autograd.Agree(comm, t.past.Training, err)) // machines may have different versions of Go
 	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))

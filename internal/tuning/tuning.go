@@ -4,7 +4,7 @@
 //
 // The file is in the user's cache directory, or where EURYALE_TUNING says; "off" says that there
 // is none, and that programs measure nothing by themselves. Without it programs use the
-// measurements that are shipped with the module.
+// built-in measurements.
 package tuning
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/files"
 )
 
-// Off reports whether programs use the measurements that are shipped alone.
+// Off reports whether programs use the built-in measurements alone.
 func Off() bool { return env.Tuning.Read(os.Getenv) == "off" }
 
 // Path returns the name of the file, whether or not it exists.

@@ -100,7 +100,7 @@ func (l *logs) note(what string) error {
 // launcher may have made it.
 func (j Job) makeLogDir(attempt int) (*os.Root, error) {
 	if err := os.MkdirAll(j.LogDir, 0o777); err != nil {
-		return nil, fmt.Errorf("make the directory for logs: %w: name one that you may write to", err)
+		return nil, fmt.Errorf("make the directory for logs: %w: name another one", err)
 	}
 	all, err := os.OpenRoot(j.LogDir)
 	if err != nil {
@@ -113,7 +113,7 @@ func (j Job) makeLogDir(attempt int) (*os.Root, error) {
 		return nil, earlierLogs(j.LogDir, name, err)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make the directory for logs: %w: name one that you may write to", err)
+		return nil, fmt.Errorf("make the directory for logs: %w: name another one", err)
 	}
 	dir, err := all.OpenRoot(name)
 	if err != nil {

@@ -118,8 +118,8 @@ func Value[V any](v V, err error) func(t T) V {
 	}
 }
 
-// Got is Value where a test goes on: it fails the test with the error of a call, for tables of which
-// each line is to tell.
+// Got is Value where a test goes on: it fails the test with the error of a call, for tables of
+// which each line is to tell.
 func Got[V any](v V, err error) func(t R) V {
 	return func(t R) V {
 		t.Helper()
