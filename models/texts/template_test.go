@@ -110,8 +110,8 @@ func TestConversationsAreWrittenAndMaskedAsByTransformers(t *testing.T) {
 			compared++
 		}
 	}
-	require.Check(t, compared > 120 && decoded > 100, "only %d conversations were compared, and %d "+
-		"places", compared, decoded)
+	require.Check(t, compared > 120 && decoded > 100, "only %d conversations were compared, and "+
+		"%d places", compared, decoded)
 }
 
 // unmarked is a template that writes the same and does not mark answers.
