@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -244,9 +245,9 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
 		return err
 	}
 	var l loaded
-	err := d.saver.Load(dir, func(path string) (description string, err error) {
+	err := d.saver.Load(dir, func(in files.Dir) (description string, err error) {
 		if err = problem; err == nil {
-			l, err = d.read(path, solver, o.weightsOnly)
+			l, err = d.read(in, solver, o.weightsOnly)
 		}
 		if err == nil {
 			err = d.validate(l, solver, progress)

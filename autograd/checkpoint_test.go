@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -493,7 +494,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 	tensor := func(file, name string, change func(t stored) stored) damage {
 		return func(dir string) error {
 			path := filepath.Join(dir, file)
-			all, err := checkpoint.ReadTensors(path)
+			all, err := checkpoint.ReadTensors(files.Disk(path), ".")
 			if err != nil {
 				return err
 			}
@@ -507,7 +508,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 	without := func(file string, names ...string) damage {
 		return func(dir string) error {
 			path := filepath.Join(dir, file)
-			all, err := checkpoint.ReadTensors(path)
+			all, err := checkpoint.ReadTensors(files.Disk(path), ".")
 			if err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -22,14 +23,14 @@ import (
 // newest returns where the newest checkpoint of a directory is.
 func newest(t *testing.T, dir string) string {
 	t.Helper()
-	all, err := checkpoint.List(dir)
+	all, err := checkpoint.List(files.Disk(dir))
 	require.That(t, err == nil && len(all) != 0, "%s has %d checkpoints: %v", dir, len(all), err)
-	return all[0].Path
+	return filepath.Join(dir, all[0].Dir)
 }
 
 // drafts returns what a Save is writing, or has left.
 func drafts(dir string) []string {
-	all, _ := filepath.Glob(checkpoint.Draft(dir, "*"))
+	all, _ := filepath.Glob(filepath.Join(dir, ".euryale-saving-*"))
 	return all
 }
 
@@ -72,7 +73,7 @@ func rewrite(path string, tensors map[string]stored) error {
 	}
 	err := os.Remove(path)
 	if err == nil {
-		_, err = checkpoint.WriteTensors(path, all, checkpoint.Remarks{})
+		_, err = checkpoint.WriteTensors(files.Disk(path), ".", all, checkpoint.Remarks{})
 	}
 	if err == nil {
 		err = rebind(filepath.Dir(path))
@@ -422,7 +423,7 @@ func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 		func(l *lesson) error { return l.saved(dir, 2) },
 		compressions["topk"]...)
 	from := filepath.Join(dir, "step-00000002")
-	r, err := readRecord(from)
+	r, err := readRecord(files.Disk(from))
 	require.NoError(t, err)
 	r.Stamp = checkpoint.Stamp{}
 	err = reseal(from, r)

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
@@ -93,7 +94,8 @@ func TestNothingIsSavedThatIsNotFinite(t *testing.T) {
 				}
 				return nil
 			}, c.options...)
-			if all, err := checkpoint.List(dir); err != nil || len(all) != 1 || all[0].Step != 2 {
+			all, err := checkpoint.List(files.Disk(dir))
+			if err != nil || len(all) != 1 || all[0].Step != 2 {
 				t.Errorf("%v, %v", all, err)
 			}
 		})
@@ -157,15 +159,15 @@ func TestWeightsThatAreNotFiniteAreNotSaved(t *testing.T) {
 func diverge(t *testing.T, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, checkpoint.ModelName)
-	all := require.Value(checkpoint.ReadTensors(path))(t)
+	all := require.Value(checkpoint.ReadTensors(files.Disk(path), "."))(t)
 	copy(all[name].Data.Bytes(), backend.Of([]float32{float32(math.NaN())}).Bytes())
-	text, stamp, err := checkpoint.ReadRecord(dir)
+	text, stamp, err := checkpoint.ReadRecord(files.Disk(dir))
 	var record map[string]any
 	if err = errors.Join(err, json.Unmarshal(text, &record), os.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
-	f, err := checkpoint.WriteFile(path+"2", func(w io.Writer) {
-		err = safetensors.Write(w, all, map[string]string{"save": stamp.ID})
+	f, err := checkpoint.WriteFile(files.Disk(path+"2"), ".", func(w io.Writer) error {
+		return safetensors.Write(w, all, map[string]string{"save": stamp.ID})
 	})
 	f.Name = checkpoint.ModelName
 	record["files"] = []checkpoint.File{f}

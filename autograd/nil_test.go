@@ -3,6 +3,7 @@ package autograd
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"testing"
 	"time"
@@ -40,6 +41,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	one, file := 1.0, filepath.Join(t.TempDir(), "w.safetensors")
 	require.NoError(t, SaveWeights(file, gorgonia.Nodes{w}))
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
+	none := func(string) (fs.FS, error) { return nil, fs.ErrNotExist }
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Agree":        {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
 		"Any":          {F: Any, Args: []any{comm, true}},
@@ -47,8 +49,15 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Evaluation":   {F: Evaluation, Args: []any{comm, 4, 2}},
 		"Mean":         {F: Mean, Args: []any{comm, &one}},
 		"LoadWeights":  {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
-		"ReadProgress": {F: ReadProgress, Args: []any{file, new(int)}},
-		"SaveWeights":  {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
+		"ReadProgress": {F: ReadProgress, Args: []any{file, new(int), none}},
+		"ReadWeights":  {F: ReadWeights, Args: []any{file, none}},
+		"SaveWeights":  {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}, none}},
+		"FromStore": {F: func(open func(string) (fs.FS, error)) error {
+			return LoadWeights(file, gorgonia.Nodes{w}, FromStore(open))
+		}, Args: []any{none}},
+		"WithStore": {F: func(open func(string) (fs.FS, error)) error {
+			return with(WithStore(open))
+		}, Args: []any{none}},
 		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, &solver.SGD{Rate: 1}, 2,
 			noSteps{}}},
 		"New":            {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},

@@ -3,6 +3,7 @@ package autograd
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/terms"
 )
@@ -37,7 +39,8 @@ type options struct {
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many
 	notice      func(text string)
-	missing     error // nil arguments of options, and others
+	store       []files.Opener // of checkpoints that are not on a disk
+	missing     error          // nil arguments of options, and others
 	given       []string
 }
 
@@ -273,6 +276,25 @@ func WithFrozen(variables ...*gorgonia.Node) Option {
 // machine of package vm that reports: both may hold their locks meanwhile.
 func WithNotice(say func(text string)) Option {
 	return func(o *options) { o.notice = say; o.refuseNil("WithNotice", "say", say) }
+}
+
+// WithStore lets Save, SaveAsync, TrySave, Load and Pinned take the URLs of directories that are
+// not on a disk, which open opens:
+//
+//	autograd.WithStore(bucket.Open)
+//	err := dp.Save("s3://bucket/run1", solver, progress)
+//
+// The file system that open returns has the files of one URL, each with ReadAt. To save, it also
+// needs Create(name string, put func(io.Writer) error) error, which makes a file once put has
+// returned, and an fs.ErrExist if there is one; Replace, the same for a file that may be there; and
+// Remove(name string) error. All ranks open the directory, and rank 0 says once that nothing locks
+// it.
+func WithStore(open func(url string) (fs.FS, error)) Option {
+	return func(o *options) {
+		o.once("WithStore")
+		o.store = []files.Opener{open}
+		o.refuseNil("WithStore", "open", open)
+	}
 }
 
 // toStandardError is the default of WithNotice.

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -135,7 +136,8 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 	before := t.TempDir()
 	record := filepath.Join(before, checkpoint.RecordName)
 	require.NoError(t, os.WriteFile(record, []byte(old), 0o666))
-	if r, err := readRecord(before); err != nil || !r.Compression || r.origin != (origin{}) {
+	r, err := readRecord(files.Disk(before))
+	if err != nil || !r.Compression || r.origin != (origin{}) {
 		t.Errorf("an old record is %+v: %v", r, err)
 	}
 	require.NoError(t, withoutOrigin(newest(t, dir)))
@@ -150,7 +152,7 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 
 // withoutOrigin writes a record as it was before.
 func withoutOrigin(dir string) error {
-	r, err := readRecord(dir)
+	r, err := readRecord(files.Disk(dir))
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func newDataParallel(comm backend.Communicator, nodes gorgonia.Nodes, opts []Opt
 	if err = d.parts.connect(d.params, err); err != nil {
 		return nil, errors.Join(err, d.free())
 	}
-	d.saver = checkpoint.Saver{Ranks: checkpoint.Ranks{Data: comm}, Say: d.say}
+	d.saver = checkpoint.Saver{Ranks: checkpoint.Ranks{Data: comm}, Say: d.say, Store: o.store}
 	if d.parts = d.parts.unlessOne(); d.parts != nil {
 		d.saver.Parts = d.parts.comm
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -150,15 +151,15 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 			require.That(t, err == nil, "%d x %d from %q: rank %d: %v", groups, parts, from, i, err)
 		}
 	}
-	var files []map[string]stored
+	var all []map[string]stored
 	for i, l := range layouts {
 		run("", l.groups, l.parts, fmt.Sprint(i))
 		saved := newest(t, filepath.Join(dir, fmt.Sprint(i)))
-		file := require.Value(checkpoint.ReadTensors(filepath.Join(saved, checkpoint.ModelName)))(t)
-		files = append(files, file)
+		file := require.Value(checkpoint.ReadTensors(files.Disk(saved), checkpoint.ModelName))(t)
+		all = append(all, file)
 	}
 	for i, l := range layouts {
-		require.Check(t, maps.EqualFunc(files[i], files[0], sameStored),
+		require.Check(t, maps.EqualFunc(all[i], all[0], sameStored),
 			"the checkpoint of %d parts has other bytes than that of a whole model", l.parts)
 		run(fmt.Sprint((i+1)%len(layouts)), l.groups, l.parts, "")
 	}

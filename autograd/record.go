@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
@@ -158,13 +158,13 @@ func (r record) ofWeights(program record) record {
 }
 
 // readRecord reads the record of a checkpoint.
-func readRecord(dir string) (r record, err error) {
-	text, stamp, err := checkpoint.ReadRecord(dir)
+func readRecord(in files.Dir) (r record, err error) {
+	text, stamp, err := checkpoint.ReadRecord(in)
 	if err != nil {
 		return r, err
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
-		return r, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
+		return r, fmt.Errorf("%s: %w", in.Path(checkpoint.RecordName), err)
 	}
 	r.Stamp = stamp
 	return r, nil

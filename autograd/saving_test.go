@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -21,10 +22,10 @@ import (
 // tensorsOf returns the tensors of all files of the newest checkpoint in a directory.
 func tensorsOf(t *testing.T, dir string) map[string]stored {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(newest(t, dir), "*.safetensors"))
+	paths, err := filepath.Glob(filepath.Join(newest(t, dir), "*.safetensors"))
 	all := map[string]stored{}
-	for _, file := range files {
-		tensors, err2 := checkpoint.ReadTensors(file)
+	for _, file := range paths {
+		tensors, err2 := checkpoint.ReadTensors(files.Disk(file), ".")
 		err = errors.Join(err, err2)
 		for name, tensor := range tensors {
 			all[filepath.Base(file)+" "+name] = tensor
@@ -129,7 +130,7 @@ func errorBehind(t *testing.T, opts []Option) {
 					return tr.d.saver.Save(r, errors.Join(problem, tr.d.saver.Finish()),
 						func(of checkpoint.Stamp) (checkpoint.Content, error) {
 							c, err := tr.d.content(tr.solver, nil, true, false)
-							return c, errors.Join(err, os.RemoveAll(checkpoint.Draft(dir, of.ID)))
+							return c, errors.Join(err, os.RemoveAll(drafts(dir)[0]))
 						})
 				})
 			}

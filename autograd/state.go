@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
@@ -182,9 +183,9 @@ func stateOf(by gorgonia.Solver) (solver.Stateful, error) {
 }
 
 // read reads what this rank needs of a checkpoint of such a program.
-func (d *contents) read(dir string, solver gorgonia.Solver, weightsOnly bool) (l loaded,
+func (d *contents) read(in files.Dir, solver gorgonia.Solver, weightsOnly bool) (l loaded,
 	err error) {
-	if l.record, err = readRecord(dir); err != nil {
+	if l.record, err = readRecord(in); err != nil {
 		return l, err
 	}
 	stamp, ranks := l.Stamp, l.Ranks
@@ -202,12 +203,12 @@ func (d *contents) read(dir string, solver gorgonia.Solver, weightsOnly bool) (l
 			"load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
 	if d.ranksDiffer() && !weightsOnly {
-		if l.own, err = checkpoint.ReadPart(dir, stamp, checkpoint.RankName(d.comm.Rank()),
+		if l.own, err = checkpoint.ReadPart(in, stamp, checkpoint.RankName(d.comm.Rank()),
 			d.model.constant); err != nil {
 			return l, err
 		}
 	}
-	if l.tables, err = d.tables.read(dir, stamp, ranks); err != nil {
+	if l.tables, err = d.tables.read(in, stamp, ranks); err != nil {
 		return l, err
 	}
 	want, keyOf := d.wanted(l, solver)
@@ -216,7 +217,7 @@ func (d *contents) read(dir string, solver gorgonia.Solver, weightsOnly bool) (l
 		if err = d.checkShards(solver); err != nil {
 			return l, err
 		}
-		if all, err = checkpoint.Read(dir, stamp, l.Shards, want); err != nil {
+		if all, err = checkpoint.Read(in, stamp, l.Shards, want); err != nil {
 			return l, err
 		}
 	}

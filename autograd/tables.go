@@ -2,11 +2,11 @@ package autograd
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -58,7 +58,7 @@ func (d tables) rows() (all []checkpoint.Tensor) {
 
 // read reads this rank's rows of all tables from the files of the ranks that had them, by
 // table and name.
-func (d tables) read(dir string, of checkpoint.Stamp, ranks int) (
+func (d tables) read(in files.Dir, of checkpoint.Stamp, ranks int) (
 	[]map[string]backend.Buffer, error) {
 	all := make([]map[string]backend.Buffer, len(d.all))
 	for i := range all {
@@ -69,12 +69,12 @@ func (d tables) read(dir string, of checkpoint.Stamp, ranks int) (
 			continue
 		}
 		name := checkpoint.RankName(rank)
-		file, err := checkpoint.ReadPart(dir, of, name, nil)
+		file, err := checkpoint.ReadPart(in, of, name, nil)
 		for i := 0; i < len(all) && err == nil; i++ {
 			err = d.takeRows(all[i], d.all[i], file, rank, ranks)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, name), err)
+			return nil, fmt.Errorf("%s: %w", in.Path(name), err)
 		}
 	}
 	return all, nil

@@ -7,8 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -32,7 +30,8 @@ import (
 // scale is a variable named bn are bn.running_mean and bn.running_var, wherever it is in the graph.
 //
 // The file is written beside path and renamed when it is on the disk, so path always has a whole
-// file, the old one or the new one. An existing file is replaced.
+// file, the old one or the new one. An existing file is replaced. store opens path if that is a
+// URL: see [WithStore].
 //
 // Values are read on the host: call Machine.Pull first, on all ranks, if a machine of package vm
 // trains on a device or with WithShards; they are refused otherwise. [ReadWeights] of a checkpoint
@@ -42,8 +41,9 @@ import (
 // has a part alone or a device newer elements, and for names that are empty, not UTF-8, or given to
 // two nodes; an element that is NaN, or infinite in a variable with a gradient or a running
 // statistic; those of the file system.
-func SaveWeights(path string, nodes gorgonia.Nodes) error {
-	if err := saveWeights(path, nodes); err != nil {
+func SaveWeights(path string, nodes gorgonia.Nodes,
+	store ...func(url string) (fs.FS, error)) error {
+	if err := saveWeights(path, nodes, store); err != nil {
 		return wrapped("save weights to %s: %w", path, err)
 	}
 	return nil
@@ -73,7 +73,9 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 		for _, option := range options {
 			option(&o)
 		}
-		err = o.load(path, nodes)
+		if err = o.missing; err == nil {
+			err = o.load(path, nodes)
+		}
 	}
 	if err != nil {
 		return wrapped("load weights of %s: %w", path, err)
@@ -87,8 +89,9 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 //
 // Errors: any other dtype that Gorgonia lacks; a damaged file, or a checkpoint with a NaN; those of
 // the file system.
-func ReadWeights(path string) (map[string]*tensor.Dense, error) {
-	all, err := readWeights(path)
+func ReadWeights(path string, store ...func(url string) (fs.FS, error)) (
+	map[string]*tensor.Dense, error) {
+	all, err := readWeights(path, store)
 	weights := map[string]*tensor.Dense{}
 	for name, t := range all {
 		if strings.HasPrefix(name, checkpoint.SolverPrefix) || err != nil {
@@ -105,17 +108,21 @@ func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 }
 
 // ReadProgress unmarshals the progress of a checkpoint, or of the newest one in a directory: see
-// [DataParallel.Save]. It is not collective.
+// [DataParallel.Save]. It is not collective. store opens path if that is a URL: see [WithStore].
 //
 // Errors: [backend.ErrArgument] if it has none; those of the file system and of Unmarshal.
-func ReadProgress(path string, progress any) error {
+func ReadProgress(path string, progress any, store ...func(url string) (fs.FS, error)) error {
 	err := backend.Given("", "progress", progress)
 	var l loaded
+	var in files.Dir
 	if err == nil {
-		path, err = newestIn(path)
+		in, err = files.At(path, store...)
 	}
 	if err == nil {
-		l.record, err = readRecord(path)
+		in, err = newestIn(in)
+	}
+	if err == nil {
+		l.record, err = readRecord(in)
 	}
 	if err == nil && l.Progress == nil {
 		err = fmt.Errorf("%w: the checkpoint has no progress", backend.ErrArgument)
@@ -162,6 +169,8 @@ type WeightsOption func(*weightsOptions)
 type weightsOptions struct {
 	partial bool
 	report  func(missing, unexpected []string)
+	store   []files.Opener
+	missing error // a nil option
 }
 
 // NonStrict makes LoadWeights load what the variables and the file have in common, like
@@ -170,6 +179,15 @@ type weightsOptions struct {
 // has; it may be nil.
 func NonStrict(report func(missing, unexpected []string)) WeightsOption {
 	return func(o *weightsOptions) { o.partial, o.report = true, report }
+}
+
+// FromStore makes LoadWeights take the URL of a file or a directory that is not on a disk: see
+// [WithStore].
+func FromStore(open func(url string) (fs.FS, error)) WeightsOption {
+	return func(o *weightsOptions) {
+		o.store = []files.Opener{open}
+		o.missing = backend.Given("autograd.FromStore", "open", open)
+	}
 }
 
 // LoadOption changes what [DataParallel.Load] restores.
@@ -244,7 +262,7 @@ func (v *inventory) untrained(name string) bool {
 	})
 }
 
-func saveWeights(path string, nodes gorgonia.Nodes) error {
+func saveWeights(path string, nodes gorgonia.Nodes, store []files.Opener) error {
 	v, err := weights(nodes)
 	if err == nil {
 		err = checkWhole(nodes)
@@ -262,12 +280,16 @@ func saveWeights(path string, nodes gorgonia.Nodes) error {
 		t.Constant = v.untrained(p.file)
 		all = append(all, t)
 	}
-	err = files.Replace(path, func(w io.Writer) error {
+	in, err := files.At(path, store...)
+	if err != nil {
+		return err
+	}
+	err = in.Replace(".", func(w io.Writer) error {
 		return checkpoint.EncodeTensors(w, all, checkpoint.Remarks{})
 	})
 	if errors.Is(err, files.ErrNoFile) {
 		err = fmt.Errorf("%w: %w: name a file, such as %s", backend.ErrArgument, err,
-			filepath.Join(path, checkpoint.ModelName))
+			in.Path(checkpoint.ModelName))
 	}
 	return err
 }
@@ -277,7 +299,7 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 	if err != nil {
 		return err
 	}
-	all, err := readWeights(path)
+	all, err := readWeights(path, o.store)
 	if err != nil {
 		return err
 	}
@@ -337,32 +359,37 @@ func (o weightsOptions) check(missing, unexpected []string) error {
 }
 
 // readWeights reads a file, or the model of a checkpoint.
-func readWeights(path string) (map[string]stored, error) {
-	info, err := os.Stat(path)
+func readWeights(path string, store []files.Opener) (map[string]stored, error) {
+	in, err := files.At(path, store...)
+	if err != nil {
+		return nil, err
+	}
+	info, err := in.Stat(".")
 	if err != nil || !info.IsDir() {
-		all, err2 := checkpoint.ReadTensors(path)
+		all, err2 := checkpoint.ReadTensors(in, ".")
 		return all, cmp.Or(err, err2)
 	}
 	for {
-		of, err := newestIn(path)
+		of, err := newestIn(in)
 		if err != nil {
 			return nil, err
 		}
 		all, err := readCheckpoint(of)
-		if _, gone := os.Stat(of); err == nil || !errors.Is(gone, fs.ErrNotExist) {
+		_, gone := of.Stat(checkpoint.RecordName)
+		if err == nil || !errors.Is(gone, fs.ErrNotExist) {
 			return all, err
 		} // else a Save has removed it
 	}
 }
 
 // readCheckpoint reads the model of a checkpoint.
-func readCheckpoint(dir string) (map[string]stored, error) {
-	r, err := readRecord(dir)
+func readCheckpoint(in files.Dir) (map[string]stored, error) {
+	r, err := readRecord(in)
 	if err != nil {
 		return nil, err
 	}
 	model := func(name string) bool { return !strings.HasPrefix(name, checkpoint.SolverPrefix) }
-	all, err := checkpoint.Read(dir, r.Stamp, r.Shards,
+	all, err := checkpoint.Read(in, r.Stamp, r.Shards,
 		checkpoint.Wanted{Rest: model, Constants: true})
 	if r.Format == numberedFormat {
 		all = unnumbered(all)
@@ -371,18 +398,18 @@ func readCheckpoint(dir string) (map[string]stored, error) {
 }
 
 // newestIn returns the newest checkpoint of a directory, or the directory if it is one.
-func newestIn(dir string) (string, error) {
-	all, err := checkpoint.List(dir)
+func newestIn(in files.Dir) (files.Dir, error) {
+	all, err := checkpoint.List(in)
 	if err != nil {
-		return "", err
+		return in, err
 	}
 	if len(all) == 0 {
-		return "", fmt.Errorf("%w: it has no checkpoint: name a file", fs.ErrNotExist)
+		return in, fmt.Errorf("%w: it has no checkpoint: name a file", fs.ErrNotExist)
 	}
 	if all[0].Wrong != nil {
-		return "", fmt.Errorf("%w, or name one in %s", all[0].Wrong, dir)
+		return in, fmt.Errorf("%w, or name one in %s", all[0].Wrong, in.Path(""))
 	}
-	return all[0].Path, nil
+	return in.Sub(all[0].Dir), nil
 }
 
 // unnumbered gives the weights in a file of format 1 the names that they have today.

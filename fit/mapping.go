@@ -2,6 +2,7 @@ package fit
 
 import (
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"gorgonia.org/gorgonia"
@@ -16,9 +17,9 @@ import (
 // whose newest one is read. The mapping is empty if package data has not read the samples.
 //
 // Errors: those of autograd.ReadProgress.
-func ReadMapping(path string) (data.Mapping, error) {
+func ReadMapping(path string, store ...func(url string) (fs.FS, error)) (data.Mapping, error) {
 	var kept past
-	if err := autograd.ReadProgress(path, &kept); err != nil {
+	if err := autograd.ReadProgress(path, &kept, store...); err != nil {
 		return data.Mapping{}, fmt.Errorf("fit: %w", err)
 	}
 	return kept.mapping(), nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -238,6 +239,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		return func(scores, labels *G.Node) error { return measured(f(scores, labels)) }
 	}
 	two, buffer := m.data(points(2)), strings.Builder{}
+	none := func(string) (fs.FS, error) { return nil, fs.ErrNotExist }
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Run": {F: fit.Run, Args: []any{t.Context(), training, two, fit.Epochs(1)}},
 		"Evaluate": {F: fit.Evaluate,
@@ -246,6 +248,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Checkpoint": {F: func(dir string, every int, options ...autograd.SaveOption) error {
 			return with(fit.Checkpoint(dir, every, options...))
 		}, Args: []any{"", 0, autograd.KeepLast(1)}},
+		"ReadMapping": {F: fit.ReadMapping, Args: []any{"", none}},
 		"Progress": {F: func(w io.Writer) error { return with(fit.Progress(w)) },
 			Args: []any{&buffer}},
 		"Schedule": {F: func(rate solver.Schedule) error { return with(fit.Schedule(rate)) },

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -18,7 +19,7 @@ func stored(t *testing.T, folder string, d backend.DType) (dir string) {
 	t.Helper()
 	dir = copied(t, folder)
 	path := filepath.Join(dir, "model.safetensors")
-	from := require.Value(safetensors.Open(path))(t)
+	from := require.Value(safetensors.Open(files.Disk(path), "."))(t)
 	all := map[string]safetensors.Tensor{}
 	for _, name := range from.Names() {
 		x, err := from.Read(name)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -86,7 +85,7 @@ var taken = []string{"bos_token_id", "cache_implementation", "do_sample", "eos_t
 func (m *Model) readGeneration(config object) error {
 	g := &m.generation
 	g.name, g.keys = generationName, nil
-	_, err := files.ReadJSON(filepath.Join(m.dir, generationName), maxConfig, &g.keys)
+	_, err := m.dir.ReadJSON(generationName, maxConfig, &g.keys)
 	if errors.Is(err, fs.ErrNotExist) {
 		*g = generation{configName, maps.Clone(config.values)}
 		maps.DeleteFunc(g.keys, func(key string, _ json.RawMessage) bool { return !known(key) })
@@ -119,7 +118,7 @@ func known(key string) bool {
 // lacks, such as num_beams; [backend.ErrArgument] for values that are out of range or of another
 // type.
 func (m *Model) Sampling(s Sampling) (_ Sampling, err error) {
-	defer named(&err, "sampling of "+m.dir)
+	defer named(&err, "sampling of "+m.dir.Path(""))
 	if s.NoDefaults {
 		return s, s.check()
 	}

@@ -17,6 +17,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
@@ -67,7 +68,7 @@ func rewrittenIn(name string, change func(map[string]safetensors.Tensor)) func(t
 	dir string) {
 	return func(t *testing.T, dir string) {
 		path := filepath.Join(dir, name)
-		f, err := safetensors.Open(path)
+		f, err := safetensors.Open(files.Disk(path), ".")
 		require.NoError(t, err)
 		defer f.Close()
 		all := map[string]safetensors.Tensor{}

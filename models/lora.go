@@ -5,9 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -129,7 +128,7 @@ func (m *Model) Adapt(l LoRA) error {
 		return fmt.Errorf("models: LoRA: %w", err)
 	}
 	a.config, err = json.MarshalIndent(map[string]any{
-		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir,
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir.Path(""),
 		"r": p.rank, "lora_alpha": p.alpha, "lora_dropout": p.dropout, "target_modules": l.Targets,
 		"fan_in_fan_out": m.Type == gpt2, "bias": "none", "use_rslora": p.stable, "use_dora": false,
 	}, "", "  ")
@@ -164,7 +163,11 @@ func (m *Model) LoadAdapter(dir string) (err error) {
 		return err
 	}
 	var o object
-	text, err := files.ReadJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o)
+	in, err := files.At(dir, m.store...)
+	if err != nil {
+		return err
+	}
+	text, err := in.ReadJSON(adapterConfigName, maxConfig, &o)
 	if err != nil {
 		return err
 	}
@@ -176,9 +179,9 @@ func (m *Model) LoadAdapter(dir string) (err error) {
 	if err != nil {
 		return fmt.Errorf("%s: %w", adapterConfigName, err)
 	}
-	file, err := safetensors.Open(filepath.Join(dir, adapterName))
-	if errors.Is(err, os.ErrNotExist) {
-		err = unread(err, dir, "adapter_model.bin")
+	file, err := safetensors.Open(in, adapterName)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = unread(err, in, "adapter_model.bin")
 	}
 	if err == nil {
 		err = file.Keep()
@@ -242,11 +245,15 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 		return fmt.Errorf("%w: %s is none of the adapter, among %d learnables: the adapter has %d",
 			backend.ErrArgument, strings.TrimPrefix(name, adapterPrefix), len(weights), len(all))
 	}
-	if _, err := os.Stat(filepath.Join(dir, configName)); err == nil && !same(dir, m.dir) {
+	in, err := files.At(dir, m.store...)
+	if err != nil {
+		return err
+	}
+	if _, err := in.Stat(configName); err == nil && !same(in, m.dir) {
 		return fmt.Errorf("%w: it has a model, and transformers would apply the adapter to it: "+
 			"name another folder", backend.ErrArgument)
 	}
-	return replacing{dir: dir, main: adapterConfigName, text: m.adapter.config,
+	return replacing{dir: in, main: adapterConfigName, text: m.adapter.config,
 		tensorsName: adapterName, tensors: tensors, outdated: []string{"adapter_model.bin"}}.write()
 }
 

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -21,7 +19,8 @@ import (
 // Model is the model of a folder, whose files are open until Close.
 type Model struct {
 	Config
-	dir     string
+	dir     files.Dir
+	store   []files.Opener
 	text    []byte // of config.json
 	files   []*safetensors.File
 	headers int64 // bytes of theirs
@@ -38,18 +37,22 @@ type Model struct {
 
 // Load reads config.json and generation_config.json of a folder, and the headers of its weights,
 // whose values are read when a graph is built. It is not collective: each rank that needs the model
-// calls it.
+// calls it. store opens URLs, such as bucket.Open: of dir, and of what Save, LoadAdapter and
+// SaveAdapter get. Of files elsewhere, too, only the needed parts are read.
 //
 // Errors: [backend.ErrUnsupported] names a type of model, a key or a value that this package lacks;
 // [backend.ErrArgument] is for sizes that do not fit, and tensors of two files with one name; a
 // damaged file; those of the file system.
-func Load(dir string) (_ *Model, err error) {
+func Load(dir string, store ...func(url string) (fs.FS, error)) (_ *Model, err error) {
 	defer named(&err, "load "+dir)
-	m := &Model{dir: dir, Random: nn.NewRandom(0)}
+	m := &Model{store: store, Random: nn.NewRandom(0)}
+	if m.dir, err = files.At(dir, store...); err != nil {
+		return nil, err
+	}
 	var o object
-	if m.text, err = files.ReadJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
+	if m.text, err = m.dir.ReadJSON(configName, maxConfig, &o); err != nil {
 		hint := "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
-		if _, other := os.Stat(filepath.Join(dir, adapterConfigName)); other == nil {
+		if _, other := m.dir.Stat(adapterConfigName); other == nil {
 			hint = "the folder has a LoRA adapter and no model: load the model that " +
 				adapterConfigName + " names, and then the adapter, by LoadAdapter or --adapter"
 		}
@@ -159,7 +162,7 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 		}
 	}
 	if err != nil {
-		return logits, fmt.Errorf("models: %s: %w", m.dir, err)
+		return logits, fmt.Errorf("models: %s: %w", m.dir.Path(""), err)
 	}
 	return logits, nil
 }

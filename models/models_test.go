@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -41,7 +42,8 @@ type expected struct{ *safetensors.File }
 
 func expect(t *testing.T, folder string) expected {
 	t.Helper()
-	f, err := safetensors.Open(filepath.Join("testdata", folder, "expected.safetensors"))
+	f, err := safetensors.Open(files.Disk(filepath.Join("testdata", folder)),
+		"expected.safetensors")
 	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
 	return expected{f}

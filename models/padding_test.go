@@ -3,7 +3,6 @@ package models_test
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"testing"
 
@@ -11,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
@@ -45,7 +45,7 @@ func TestLookupsDoNotLearnThePaddingOfTheLlamaFamily(t *testing.T) {
 		rewrittenIn("expected.safetensors", func(all map[string]safetensors.Tensor) {
 			copy(backend.View[float32](all["grad."+embedding].Data)[id*len(row):], row)
 		})(t, dir)
-		f := require.Value(safetensors.Open(filepath.Join(dir, "expected.safetensors")))(t)
+		f := require.Value(safetensors.Open(files.Disk(dir), "expected.safetensors"))(t)
 		t.Cleanup(func() { f.Close() })
 		for _, s := range layouts {
 			t.Run(fmt.Sprint(folder, "/", s), func(t *testing.T) {

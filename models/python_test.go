@@ -16,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
@@ -78,7 +79,7 @@ func TestTestdataIsMadeByItsScript(t *testing.T) {
 	output(t, interpreter, "testdata/make.py", dir)
 	for _, folder := range folders {
 		was := expect(t, folder)
-		now, err := safetensors.Open(filepath.Join(dir, folder, "expected.safetensors"))
+		now, err := safetensors.Open(files.Disk(filepath.Join(dir, folder)), "expected.safetensors")
 		require.NoError(t, err)
 		defer now.Close()
 		for _, name := range was.Names() {
@@ -115,7 +116,7 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 		folder := filepath.Join(dir, f.Name())
 		what := require.Value(os.ReadFile(filepath.Join(folder, "what.json")))(t)
 		theirs := false
-		want, err := safetensors.Open(filepath.Join(folder, "expected.safetensors"))
+		want, err := safetensors.Open(files.Disk(folder), "expected.safetensors")
 		if err == nil {
 			defer want.Close()
 		} else if theirs = errors.Is(err, fs.ErrNotExist); !theirs {
@@ -160,7 +161,7 @@ func logitsOf(t *testing.T, folder string) (logits []float64, again []string, er
 		}
 		save, again[1], again[2] = m.SaveAdapter, filepath.Join(folder, "model"), again[1]
 	}
-	f, err := safetensors.Open(filepath.Join(folder, "tokens.safetensors"))
+	f, err := safetensors.Open(files.Disk(folder), "tokens.safetensors")
 	if err != nil {
 		return nil, nil, err
 	}

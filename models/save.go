@@ -11,7 +11,7 @@ import (
 	"maps"
 	"math"
 	"os"
-	"path/filepath"
+	"path"
 	"slices"
 	"strings"
 
@@ -45,7 +45,8 @@ var outdated = []string{indexName, "model-*-of-*.safetensors", "pytorch_model.bi
 //	weights, err := autograd.ReadWeights(checkpoints)
 //	err = m.Save("tuned", weights)
 //
-// It is not collective: call it on one rank. The directory may exist. Each file replaces an old one
+// It is not collective: call it on one rank. The directory may exist, and be a URL, which the store
+// of Load opens. Each file replaces an old one
 // when it is on the disk. Save removes what programs would take for a part of the model: the index
 // and the numbered files of an earlier model, weights in Python's format, an adapter, and a
 // generation_config.json and files of a tokenizer that the model's own folder lacks. Other files
@@ -70,20 +71,24 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 		return fmt.Errorf("%w: %s is among the weights, but the model has no such weight: leave "+
 			"it out", backend.ErrArgument, name)
 	}
-	if _, err := os.Stat(m.dir); err != nil {
+	if _, err := m.dir.Stat("."); err != nil {
 		return err // its tokenizer is copied below
 	}
-	if same(dir, m.dir) {
+	in, err := files.At(dir, m.store...)
+	if err != nil {
+		return err
+	}
+	if same(in, m.dir) {
 		return fmt.Errorf("%w: the model was loaded from there: name another one",
 			backend.ErrArgument)
 	}
-	r := replacing{dir: dir, main: configName, tensorsName: weightsName, tensors: tensors,
+	r := replacing{dir: in, main: configName, tensorsName: weightsName, tensors: tensors,
 		texts: map[string][]byte{}, outdated: slices.Clone(outdated)}
 	if r.text, err = m.configText(); err != nil {
 		return err
 	}
 	for _, name := range besides {
-		text, err := files.Read(filepath.Join(m.dir, name), maxText)
+		text, err := m.dir.Read(name, maxText)
 		if err == nil {
 			r.texts[name] = text
 		} else if r.outdated = append(r.outdated, name); !errors.Is(err, fs.ErrNotExist) &&
@@ -111,15 +116,16 @@ func (m *Model) configText() ([]byte, error) {
 }
 
 // same reports whether directories are one.
-func same(a, b string) bool {
-	x, err := os.Stat(a)
-	y, wrong := os.Stat(b)
-	return err == nil && wrong == nil && os.SameFile(x, y)
+func same(a, b files.Dir) bool {
+	x, err := a.Stat(".")
+	y, wrong := b.Stat(".")
+	return a.Path("") == b.Path("") || err == nil && wrong == nil && os.SameFile(x, y)
 }
 
 // replacing is a directory to write. Without the main file it has nothing that programs load.
 type replacing struct {
-	dir, main   string
+	dir         files.Dir
+	main        string
 	text        []byte // of the main file
 	tensorsName string
 	tensors     map[string]safetensors.Tensor
@@ -130,10 +136,11 @@ type replacing struct {
 // write writes the files. If more than tensors changes, the main one is away until all others have
 // been written; after an error before tensors are replaced it is there again.
 func (r replacing) write() error {
-	main := filepath.Join(r.dir, r.main)
-	was, err := files.Read(main, maxText)
+	was, err := r.dir.Read(r.main, maxText)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.MkdirAll(r.dir, 0o777)
+		if err = nil; r.dir.OnDisk() != "" {
+			err = os.MkdirAll(r.dir.OnDisk(), 0o777)
+		}
 	}
 	old, wrong := r.old()
 	away := was != nil && (len(old) > 0 || !bytes.Equal(was, r.text) || r.changesTexts())
@@ -143,22 +150,22 @@ func (r replacing) write() error {
 	if err != nil {
 		return err
 	}
-	if err = files.Replace(filepath.Join(r.dir, r.tensorsName), func(w io.Writer) error {
+	if err = r.dir.Replace(r.tensorsName, func(w io.Writer) error {
 		return safetensors.Write(w, r.tensors, map[string]string{"format": "pt"})
 	}); err != nil {
 		if away {
-			err = errors.Join(err, files.ReplaceWith(main, was))
+			err = errors.Join(err, r.dir.Replace(r.main, files.Text(was)))
 		}
 		return err
 	}
 	err = r.remove(old...)
 	for _, name := range slices.Sorted(maps.Keys(r.texts)) {
 		if err == nil {
-			err = files.ReplaceWith(filepath.Join(r.dir, name), r.texts[name])
+			err = r.dir.Replace(name, files.Text(r.texts[name]))
 		}
 	}
 	if err == nil {
-		err = files.ReplaceWith(main, r.text)
+		err = r.dir.Replace(r.main, files.Text(r.text))
 	}
 	return err
 }
@@ -166,7 +173,7 @@ func (r replacing) write() error {
 // changesTexts reports whether a file of text is not there as it will be.
 func (r replacing) changesTexts() bool {
 	for name, text := range r.texts {
-		was, err := files.Read(filepath.Join(r.dir, name), maxText)
+		was, err := r.dir.Read(name, maxText)
 		if err != nil || !bytes.Equal(was, text) {
 			return true
 		}
@@ -176,10 +183,17 @@ func (r replacing) changesTexts() bool {
 
 // old returns the files of the directory that have to go.
 func (r replacing) old() (names []string, err error) {
+	all, err := r.dir.ReadDir(".")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	for _, pattern := range r.outdated {
-		found, wrong := fs.Glob(os.DirFS(r.dir), strings.ReplaceAll(pattern, "*",
-			strings.Repeat("[0-9]", 5)))
-		names, err = append(names, found...), errors.Join(err, wrong)
+		pattern = strings.ReplaceAll(pattern, "*", strings.Repeat("[0-9]", 5))
+		for _, e := range all {
+			if is, wrong := path.Match(pattern, e.Name()); is || wrong != nil {
+				names, err = append(names, e.Name()), errors.Join(err, wrong)
+			}
+		}
 	}
 	return names, err
 }
@@ -187,11 +201,11 @@ func (r replacing) old() (names []string, err error) {
 // remove removes files, which need not be there.
 func (r replacing) remove(names ...string) (err error) {
 	for _, name := range names {
-		if removed := os.Remove(filepath.Join(r.dir, name)); !errors.Is(removed, fs.ErrNotExist) {
+		if removed := r.dir.Remove(name); !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
 	}
-	return errors.Join(err, files.SyncDir(r.dir))
+	return errors.Join(err, r.dir.Sync("."))
 }
 
 // encode returns the tensors of a file for learnables: in the dtypes of the folder that was loaded,

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -45,7 +44,7 @@ func (m *Model) Fingerprint() (string, error) {
 	const part = 1 << 20
 	h := sha256.New()
 	for _, file := range m.files {
-		f, err := files.Open(file.Name())
+		f, err := m.dir.Open(filepath.Base(file.Name()))
 		if err != nil {
 			return "", err
 		}
@@ -84,15 +83,14 @@ func (l located) allUsed(used map[string]bool, config string) error {
 // model.safetensors comes first: Save may have written it beside older files.
 func (m *Model) openWeights() (located, error) {
 	all := located{}
-	alone := m.open(filepath.Join(m.dir, weightsName), all)
+	alone := m.open(weightsName, all)
 	if !errors.Is(alone, fs.ErrNotExist) {
 		return all, alone
 	}
 	var index struct {
 		Files map[string]string `json:"weight_map"` // by tensor
 	}
-	path := filepath.Join(m.dir, indexName)
-	if _, err := files.ReadJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
+	if _, err := m.dir.ReadJSON(indexName, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
 		alone = unread(alone, m.dir, "pytorch_model.bin", "pytorch_model.bin.index.json")
 		return nil, absent(alone, "save_pretrained of transformers writes it")
 	} else if err != nil {
@@ -100,9 +98,9 @@ func (m *Model) openWeights() (located, error) {
 	}
 	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.Files))) {
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
-			return nil, fmt.Errorf("%s names %q: files are beside it", path, name)
+			return nil, fmt.Errorf("%s names %q: files are beside it", m.dir.Path(indexName), name)
 		}
-		if err := m.open(filepath.Join(m.dir, name), all); err != nil {
+		if err := m.open(name, all); err != nil {
 			return nil, err
 		}
 	}
@@ -115,18 +113,19 @@ func (m *Model) openWeights() (located, error) {
 }
 
 // open opens a file, and adds its tensors to all.
-func (m *Model) open(path string, all located) error {
-	file, err := safetensors.Open(path)
+func (m *Model) open(name string, all located) error {
+	file, err := safetensors.Open(m.dir, name)
 	if err != nil {
 		return err
 	}
 	m.files = append(m.files, file)
 	if m.headers += file.HeaderBytes(); m.headers > maxHeaders {
-		return fmt.Errorf("%s: the headers of all files have more than %d bytes", path, maxHeaders)
+		return fmt.Errorf("%s: the headers of all files have more than %d bytes", file.Name(),
+			maxHeaders)
 	}
 	for _, name := range file.Names() {
 		if other := all[name]; other != nil {
-			return fmt.Errorf("%s and %s both have %s", other.Name(), path, name)
+			return fmt.Errorf("%s and %s both have %s", other.Name(), file.Name(), name)
 		}
 		all[name] = file
 	}
@@ -134,9 +133,9 @@ func (m *Model) open(path string, all located) error {
 }
 
 // unread adds to the error for a missing file that there is one in the format of Python.
-func unread(err error, dir string, names ...string) error {
+func unread(err error, in files.Dir, names ...string) error {
 	for _, name := range names {
-		if _, is := os.Stat(filepath.Join(dir, name)); is == nil {
+		if _, is := in.Stat(name); is == nil {
 			return fmt.Errorf("%w: the folder has %s, a format that can run programs and is not "+
 				"read: load it in Python and call save_pretrained", err, name)
 		}

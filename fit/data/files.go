@@ -12,11 +12,11 @@ import (
 	_ "image/jpeg" // formats that Images reads
 	_ "image/png"
 	"io"
+	"io/fs"
 	"math"
 	"math/big"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -40,11 +40,17 @@ import (
 // hold, with its line; in Read, a label that is missing or not among the classes, one that is not a
 // finite number if the input has floats, and an integer that the input does not hold.
 func CSV(path, label string, known ...Mapping) (samples Set, classes []string, err error) {
+	return Source(nil).CSV(path, label, known...)
+}
+
+// CSV is the function CSV for files of the store.
+func (s Source) CSV(path, label string, known ...Mapping) (samples Set, classes []string,
+	err error) {
 	as, err := given(known)
 	if err != nil {
 		return nil, nil, err
 	}
-	t := &sheet{path: path}
+	t := &sheet{from: s, path: path}
 	if err := t.read(label, as); err != nil {
 		return nil, nil, err
 	}
@@ -58,7 +64,7 @@ func CSV(path, label string, known ...Mapping) (samples Set, classes []string, e
 		class[i] = kinds.of(l)
 	}
 	named, numbered := table(n, t.values, class), table(n, t.values, t.targets)
-	s := set{n, func(i int, row []any) error {
+	all := set{n, func(i int, row []any) error {
 		from, err := named, error(nil)
 		if len(row) > 1 {
 			_, ints := row[1].([]int)
@@ -78,13 +84,14 @@ func CSV(path, label string, known ...Mapping) (samples Set, classes []string, e
 		return nil
 	}, Mapping{Columns: t.columns, Classes: kinds.classes}}
 	if as != nil && len(as.Means) > 0 {
-		return scaled(s, *as), kinds.classes, nil
+		return scaled(all, *as), kinds.classes, nil
 	}
-	return s, kinds.classes, nil
+	return all, kinds.classes, nil
 }
 
 // sheet is what a table has.
 type sheet struct {
+	from    Source
 	path    string
 	columns []string
 	at      []int // of the columns, in the file
@@ -95,7 +102,7 @@ type sheet struct {
 
 // read reads the columns that a mapping names, or all but the label.
 func (t *sheet) read(label string, as *Mapping) error {
-	text, err := letters(t.path)
+	text, err := t.from.letters(t.path)
 	if err != nil {
 		return err
 	}
@@ -192,12 +199,15 @@ func number(text string) (float64, error) {
 // IDX reads the files of MNIST: images, and their labels.
 //
 // Errors: files of another format or length, or with different numbers of samples.
-func IDX(images, labels string) (Set, error) {
-	n, pixels, err := idx(images, 3)
+func IDX(images, labels string) (Set, error) { return Source(nil).IDX(images, labels) }
+
+// IDX is the function IDX for files of the store.
+func (s Source) IDX(images, labels string) (Set, error) {
+	n, pixels, err := s.idx(images, 3)
 	if err != nil {
 		return nil, err
 	}
-	count, kinds, err := idx(labels, 1)
+	count, kinds, err := s.idx(labels, 1)
 	if err == nil && n != count {
 		err = wrong(labels, "%d labels, and %d images in %s", count, n, images)
 	}
@@ -205,8 +215,8 @@ func IDX(images, labels string) (Set, error) {
 }
 
 // idx returns the first axis and the bytes of an IDX file.
-func idx(path string, axes int) (n int, elements []byte, err error) {
-	all, err := contents(path)
+func (s Source) idx(path string, axes int) (n int, elements []byte, err error) {
+	all, err := s.contents(path)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -237,6 +247,11 @@ func ints(bytes []byte) []int {
 // Errors: another number of classes; a file whose length does not fit its records; a label that is
 // out of range, with its record.
 func CIFAR(classes int, files ...string) (Set, error) {
+	return Source(nil).CIFAR(classes, files...)
+}
+
+// CIFAR is the function CIFAR for files of the store.
+func (s Source) CIFAR(classes int, files ...string) (Set, error) {
 	const size = 3 * 32 * 32
 	labels := map[int]int{10: 1, 100: 2}[classes]
 	if labels == 0 {
@@ -247,7 +262,7 @@ func CIFAR(classes int, files ...string) (Set, error) {
 		return nil, wrong("CIFAR", "no files")
 	}
 	for _, file := range files {
-		all, err := contents(file)
+		all, err := s.contents(file)
 		if err != nil {
 			return nil, err
 		}
@@ -280,11 +295,21 @@ const largest = 1 << 26
 // lacks; images that lie elsewhere, or of other formats, which would be left out; in Read, a file
 // that is not an image, or has more than 2^26 pixels.
 func Images(dir string, h, w int, known ...Mapping) (samples Set, classes []string, err error) {
+	return Source(nil).Images(dir, h, w, known...)
+}
+
+// Images is the function Images for a folder of the store.
+func (s Source) Images(dir string, h, w int, known ...Mapping) (samples Set, classes []string,
+	err error) {
 	as, err := given(known)
 	if err != nil {
 		return nil, nil, err
 	}
-	files, folders, err := pictures(dir)
+	in, err := s.at(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	files, folders, err := pictures(in)
 	if err != nil || len(files) == 0 || h < 1 || w < 1 {
 		return nil, nil, wrong(dir, "%d images in folders of it, to be of %d x %d pixels: %w",
 			len(files), h, w, cmp.Or(err, os.ErrNotExist))
@@ -300,38 +325,38 @@ func Images(dir string, h, w int, known ...Mapping) (samples Set, classes []stri
 	for i, file := range files {
 		name := path.Dir(file)
 		if class[i] = kinds.of(name); class[i] < 0 {
-			return nil, nil, wrong(filepath.Join(dir, file), "%w", kinds.wrong(name))
+			return nil, nil, wrong(in.Path(file), "%w", kinds.wrong(name))
 		}
-		files[i], full[name] = filepath.Join(dir, file), true
+		full[name] = true
 	}
 	for _, name := range folders {
 		if as == nil && !full[name] {
-			return nil, nil, wrong(filepath.Join(dir, name), "a class without images")
+			return nil, nil, wrong(in.Path(name), "a class without images")
 		}
 	}
 	return set{len(files), func(i int, row []any) error {
-		planes, err := decode(files[i], h, w)
+		planes, err := decode(in, files[i], h, w)
 		if err != nil {
-			return wrong(files[i], "%w", err)
+			return wrong(in.Path(files[i]), "%w", err)
 		}
 		return table(1, planes, class[i:i+1]).Read(0, row)
 	}, Mapping{Classes: kinds.classes}}, kinds.classes, nil
 }
 
 // pictures returns the images in the folders of a folder, and these folders, sorted by name.
-func pictures(dir string) (files, folders []string, err error) {
-	err = each(dir, func(name string, folder bool) error {
+func pictures(in files.Dir) (files, folders []string, err error) {
+	err = each(in, ".", func(name string, folder bool) error {
 		if !folder {
 			return misplaced(name)
 		}
 		folders = append(folders, name)
-		return each(filepath.Join(dir, name), func(file string, folder bool) error {
+		return each(in, name, func(file string, folder bool) error {
 			if file = path.Join(name, file); folder {
-				return none(dir, file)
+				return none(in, file)
 			}
 			is, err := picture(file)
 			if !is && err == nil && path.Ext(file) == "" {
-				is = decodes(filepath.Join(dir, file))
+				is = decodes(in, file)
 			}
 			if is {
 				files = append(files, file)
@@ -343,18 +368,18 @@ func pictures(dir string) (files, folders []string, err error) {
 }
 
 // none refuses images anywhere below a folder.
-func none(dir, at string) error {
-	return each(filepath.Join(dir, at), func(name string, folder bool) error {
+func none(in files.Dir, at string) error {
+	return each(in, at, func(name string, folder bool) error {
 		if name = path.Join(at, name); folder {
-			return none(dir, name)
+			return none(in, name)
 		}
 		return misplaced(name)
 	})
 }
 
 // each calls a function for the entries of a folder, sorted by name, that are not hidden.
-func each(dir string, f func(name string, folder bool) error) error {
-	entries, err := os.ReadDir(dir)
+func each(in files.Dir, dir string, f func(name string, folder bool) error) error {
+	entries, err := in.ReadDir(dir)
 	if err != nil {
 		return err
 	}
@@ -363,9 +388,15 @@ func each(dir string, f func(name string, folder bool) error) error {
 		if strings.HasPrefix(name, ".") || name == "__MACOSX" {
 			continue
 		}
-		info, err := os.Stat(filepath.Join(dir, name)) // through links
+		folder := e.IsDir()
+		if e.Type() == fs.ModeSymlink {
+			var info fs.FileInfo
+			if info, err = in.Stat(path.Join(dir, name)); err == nil {
+				folder = info.IsDir()
+			}
+		}
 		if err == nil {
-			err = f(name, info.IsDir())
+			err = f(name, folder)
 		}
 		if err != nil {
 			return err
@@ -385,8 +416,8 @@ func picture(file string) (bool, error) {
 }
 
 // decodes reports whether a file without an extension begins as an image does.
-func decodes(path string) bool {
-	f, err := files.Open(path)
+func decodes(in files.Dir, name string) bool {
+	f, err := in.Open(name)
 	if err != nil {
 		return false
 	}
@@ -408,20 +439,21 @@ var unread = []string{".apng", ".avif", ".bmp", ".exr", ".gif", ".heic", ".heif"
 	".jxl", ".npy", ".pgm", ".ppm", ".psd", ".svg", ".tga", ".tif", ".tiff", ".webp"}
 
 // decode returns the red, green and blue planes of an image.
-func decode(path string, h, w int) ([]byte, error) {
-	f, err := files.Open(path)
+func decode(in files.Dir, name string, h, w int) ([]byte, error) {
+	f, err := in.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	size, _, err := image.DecodeConfig(f)
+	var head bytes.Buffer
+	size, _, err := image.DecodeConfig(io.TeeReader(f, &head))
 	if n := int64(size.Width) * int64(size.Height); err == nil && (n < 1 || n > largest) {
 		err = errors.New("too many pixels")
 	}
-	if _, back := f.Seek(0, io.SeekStart); err != nil || back != nil {
-		return nil, errors.Join(err, back)
+	if err != nil {
+		return nil, err
 	}
-	from, _, err := image.Decode(f)
+	from, _, err := image.Decode(io.MultiReader(&head, f))
 	if err != nil {
 		return nil, err
 	}
@@ -463,11 +495,17 @@ func show(m image.Image) {
 //
 // Errors: a text of fewer than n+1 characters, or that is not UTF-8; a character that known lacks.
 func Text(path string, n int, known ...Mapping) (samples Set, characters []rune, err error) {
+	return Source(nil).Text(path, n, known...)
+}
+
+// Text is the function Text for a file of the store.
+func (s Source) Text(path string, n int, known ...Mapping) (samples Set, characters []rune,
+	err error) {
 	as, err := given(known)
 	if err != nil {
 		return nil, nil, err
 	}
-	all, err := letters(path)
+	all, err := s.letters(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -500,8 +538,8 @@ func Text(path string, n int, known ...Mapping) (samples Set, characters []rune,
 }
 
 // letters returns a file of text, without the mark with which UTF-8 may begin.
-func letters(path string) ([]byte, error) {
-	text, err := contents(path)
+func (s Source) letters(path string) ([]byte, error) {
+	text, err := s.contents(path)
 	if err == nil && !utf8.Valid(text) {
 		err = wrong(path, "it is not UTF-8 text: convert it")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -165,12 +166,28 @@ func fill[T int | float32 | float64, F byte | int | float32 | float64](to []T, f
 	return nil
 }
 
+// Source opens the URLs of files that are not on a disk:
+//
+//	samples, classes, err := data.Source(bucket.Open).CSV("s3://bucket/iris.csv", "species")
+type Source func(url string) (fs.FS, error)
+
+func (s Source) at(path string) (files.Dir, error) {
+	if s == nil {
+		return files.At(path)
+	}
+	return files.At(path, files.Opener(s))
+}
+
 // limit is the most bytes that a file may have, unpacked.
 const limit = 4 << 30
 
 // contents returns a file, unpacked if its name ends in .gz.
-func contents(path string) ([]byte, error) {
-	f, err := files.Open(path)
+func (s Source) contents(path string) ([]byte, error) {
+	at, err := s.at(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := at.Open(".")
 	if err != nil {
 		return nil, err
 	}

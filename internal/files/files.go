@@ -77,6 +77,11 @@ func hollow(f *os.File, size int64) bool {
 // Read returns a file of at most so many bytes, opened by Open.
 func Read(path string, most int) ([]byte, error) {
 	f, err := Open(path)
+	return contents(f, err, path, most)
+}
+
+// contents reads a file that has been opened.
+func contents(f fs.File, err error, path string, most int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -97,17 +102,6 @@ func pointer(f io.ReaderAt) bool {
 	var head [len(begins)]byte
 	n, _ := f.ReadAt(head[:], 0)
 	return string(head[:n]) == begins
-}
-
-// ReadJSON unmarshals a file of at most so many bytes, and returns its text.
-func ReadJSON(path string, most int, to any) (text []byte, err error) {
-	if text, err = Read(path, most); err != nil {
-		return nil, err // which names the file
-	}
-	if err = json.Unmarshal(text, to); err != nil {
-		err = fmt.Errorf("%s is damaged: %w: take another copy", path, err)
-	}
-	return text, err
 }
 
 // Empty reports whether a value of JSON is null, false or has no elements.
@@ -169,12 +163,7 @@ func ReplaceHere(path string, put func(w io.Writer) error) error {
 }
 
 // ReplaceWith is Replace with a text.
-func ReplaceWith(path string, text []byte) error {
-	return Replace(path, func(w io.Writer) error {
-		_, err := w.Write(text)
-		return err
-	})
-}
+func ReplaceWith(path string, text []byte) error { return Replace(path, Text(text)) }
 
 // SyncDir returns when the names in a directory are on the disk. Windows offers nothing for that.
 func SyncDir(dir string) error {

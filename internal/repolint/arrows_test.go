@@ -101,7 +101,7 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
 		".", "autograd/...", "backend/...", "examples/handwritten", "examples/usage", "fit/...",
-		"layers", "models/...", "observe/...", "ops/...", "rendezvous/...", "vm",
+		"layers", "bucket", "models/...", "observe/...", "ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/cuda", []string{"backend", "kernels/...", "internal/..."}},
@@ -120,6 +120,8 @@ var arrows = []arrow{
 		"internal/vm/lower", "internal/vm/plan", "internal/vm/proof", "internal/vm/exec"}},
 	{"internal/residence", []string{"backend"}},
 	{"internal/terms", []string{"backend"}},
+	{"bucket", []string{"backend", "internal/files"}},
+	{"internal/files", []string{"backend"}},
 	{"internal/safetensors", []string{"backend", "internal/files"}},
 	{"internal/testing/testranks", []string{"internal/testing/require", "rendezvous"}},
 	{"internal/testing/nilargs", []string{"backend", "internal/testing/require"}},
@@ -129,6 +131,7 @@ var arrows = []arrow{
 	{"internal/testing/conventions", []string{"ops/nn"}},
 	{"internal/testing/fusetest", []string{"backend", "internal/kernels", "kernels/fuse"}},
 	{"internal/testing/proctest", []string{"internal/env", "internal/testing/require"}},
+	{"internal/testing/objectstore", []string{"internal/testing/require"}},
 	{"internal/testing/exampletest", []string{"internal/exit", "internal/testing/proctest",
 		"internal/testing/require", "rendezvous/launch"}},
 	{"internal/testing/sim", []string{"internal/env", "internal/testing/require"}},
@@ -169,6 +172,8 @@ type fence struct {
 
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
+	{"github.com/minio", []string{"bucket"}, ""},
+	{"golang.org/x/oauth2", []string{"bucket"}, ""},
 	{"gorgonia.org/cu", []string{"internal/cuda", "internal/kernels/cuda"}, "_gpu.go"},
 	{"gorgonia.org", []string{
 		"ops/...", "layers", "models", "autograd/...", "fit", "fit/data", "vm",

@@ -2,7 +2,7 @@
 // of a header in 8 bytes, little endian; the header in JSON, padded with spaces so that the data
 // begin at a multiple of 8; and the data.
 //
-//	f, err := safetensors.Open("model.safetensors")
+//	f, err := safetensors.Open(dir, "model.safetensors")
 //	defer f.Close()
 //	t, err := f.Read("wte.weight")
 //
@@ -21,7 +21,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -239,13 +238,14 @@ func New(d backend.DType, shape []int) Tensor {
 // File is an open file, whose tensors are read one at a time.
 type File struct {
 	*Header
-	f  *os.File
-	at io.ReaderAt // f, or its bytes
+	path string
+	f    files.File
+	at   io.ReaderAt // f, or its bytes
 }
 
 // Open opens a file and checks its header.
-func Open(path string) (*File, error) {
-	f, err := files.Open(path)
+func Open(in files.Dir, name string) (*File, error) {
+	f, err := in.Open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -253,15 +253,15 @@ func Open(path string) (*File, error) {
 	if err == nil {
 		var h *Header
 		if h, err = ReadHeader(f, info.Size()); err == nil {
-			return &File{h, f, f}, nil
+			return &File{h, in.Path(name), f, f}, nil
 		}
 	}
 	f.Close()
-	return nil, fmt.Errorf("%s: %w", path, err)
+	return nil, fmt.Errorf("%s: %w", in.Path(name), err)
 }
 
-// Name returns the path of the file.
-func (f *File) Name() string { return f.f.Name() }
+// Name returns the path or the URL of the file.
+func (f *File) Name() string { return f.path }
 
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
@@ -277,15 +277,15 @@ func (f *File) Keep() error {
 func (f *File) Read(name string) (Tensor, error) {
 	e, ok := f.entries[name]
 	if !ok {
-		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.f.Name(), name)
+		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.path, name)
 	}
 	if !e.dtype.Valid() {
 		return Tensor{}, fmt.Errorf("%w: in %s tensor %q is of %.20s: use one of %v",
-			backend.ErrUnsupported, f.f.Name(), name, e.DType, backend.DTypes())
+			backend.ErrUnsupported, f.path, name, e.DType, backend.DTypes())
 	}
 	t := New(e.dtype, e.Shape)
 	if _, err := f.at.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
-		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.f.Name(), name, err)
+		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.path, name, err)
 	}
 	return t, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
@@ -31,7 +32,7 @@ func TestTensorsComeBack(t *testing.T) {
 	require.NoError(t, safetensors.Write(&b, want, map[string]string{"format": "pt"}))
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
-	f := require.Value(safetensors.Open(path))(t)
+	f := require.Value(safetensors.Open(files.Disk(path), "."))(t)
 	defer f.Close()
 	if f.Metadata["format"] != "pt" || len(f.Names()) != len(want) {
 		t.Errorf("%v, %v", f.Metadata, f.Names())
@@ -63,7 +64,7 @@ func TestTensorsOfOtherDTypesAreLeftAlone(t *testing.T) {
 		13)
 	b[len(b)-1] = 7
 	require.NoError(t, os.WriteFile(path, b, 0o600))
-	f, err := safetensors.Open(path)
+	f, err := safetensors.Open(files.Disk(path), ".")
 	require.NoError(t, err)
 	defer f.Close()
 	require.Equal(t, "the other tensor", require.Value(f.Read("c"))(t).Data.Bytes()[1], 7)

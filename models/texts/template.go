@@ -65,7 +65,7 @@ func configured(dir string) ([]byte, error) {
 	var has struct {
 		Template json.RawMessage `json:"chat_template"`
 	}
-	_, err := files.ReadJSON(filepath.Join(dir, configName), maxConfig, &has)
+	_, err := files.Disk(dir).ReadJSON(configName, maxConfig, &has)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -96,10 +95,11 @@ func (c *component) unsupported(kind string) error {
 }
 
 // Load reads the tokenizer of a folder as transformers' AutoTokenizer does: tokenizer.json, and in
-// other files which class makes a tokenizer of it, with which settings and special tokens.
+// other files which class makes a tokenizer of it, with which settings and special tokens. store
+// opens dir if that is a URL, such as bucket.Open.
 //
 // Errors: [ErrUnsupported] names what this package lacks; a damaged file; those of the file system.
-func Load(dir string) (_ *Tokenizer, err error) {
+func Load(dir string, store ...func(url string) (fs.FS, error)) (_ *Tokenizer, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("tokenizer: load %s: %w", dir, err)
@@ -107,7 +107,11 @@ func Load(dir string) (_ *Tokenizer, err error) {
 	}()
 	var f file
 	t := &Tokenizer{vocabulary: map[int]string{}, special: map[int]bool{}}
-	text, err := files.Read(filepath.Join(dir, fileName), maxFile)
+	in, err := files.At(dir, store...)
+	if err != nil {
+		return nil, err
+	}
+	text, err := in.Read(fileName, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: save_pretrained of transformers' AutoTokenizer writes it", err)
 	}
@@ -115,7 +119,7 @@ func Load(dir string) (_ *Tokenizer, err error) {
 		return nil, err // which names the file
 	}
 	onBytes := bytes.Contains(text, []byte(`"ByteLevel"`))
-	if f.settings, err = readSettings(dir, onBytes); err != nil {
+	if f.settings, err = readSettings(in, onBytes); err != nil {
 		return nil, err
 	}
 	err = f.parse(text)

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -74,11 +73,11 @@ const (
 type values map[string]json.RawMessage
 
 // readSettings reads the files beside tokenizer.json, which has ByteLevel somewhere or not.
-func readSettings(dir string, onBytes bool) (s settings, err error) {
+func readSettings(in files.Dir, onBytes bool) (s settings, err error) {
 	var config, names, model values
-	err = errors.Join(optional(dir, configName, &config), optional(dir, modelName, &model))
+	err = errors.Join(optional(in, configName, &config), optional(in, modelName, &model))
 	if config["added_tokens_decoder"] == nil { // with that, older files do not count
-		err = errors.Join(err, optional(dir, mapName, &names), optional(dir, olderName, &s.older))
+		err = errors.Join(err, optional(in, mapName, &names), optional(in, olderName, &s.older))
 	}
 	if err == nil {
 		s.class, err = classOf(config, model, onBytes)
@@ -108,8 +107,8 @@ func readSettings(dir string, onBytes bool) (s settings, err error) {
 }
 
 // optional reads a file of JSON that need not be there.
-func optional(dir, name string, to any) error {
-	_, err := files.ReadJSON(filepath.Join(dir, name), maxFile, to)
+func optional(in files.Dir, name string, to any) error {
+	_, err := in.ReadJSON(name, maxFile, to)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

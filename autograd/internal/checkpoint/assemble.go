@@ -5,10 +5,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
@@ -24,8 +24,8 @@ type Wanted struct {
 // Read reads what a rank wants of a checkpoint for which the given number of ranks have written
 // shards. A tensor that has another shape or dtype than it should is whole in the result, for the
 // caller to refuse, unless the rank wants only a part of it.
-func Read(dir string, of Stamp, shards int, want Wanted) (map[string]stored, error) {
-	a := assembly{dir: dir, of: of, want: want, tensors: map[string]Tensor{}}
+func Read(in files.Dir, of Stamp, shards int, want Wanted) (map[string]stored, error) {
+	a := assembly{in: in, of: of, want: want, tensors: map[string]Tensor{}}
 	for _, t := range want.Tensors {
 		a.tensors[t.Name] = t
 	}
@@ -35,7 +35,7 @@ func Read(dir string, of Stamp, shards int, want Wanted) (map[string]stored, err
 
 // assembly puts together what is wanted of the tensors of a checkpoint, file by file.
 type assembly struct {
-	dir     string
+	in      files.Dir
 	of      Stamp
 	want    Wanted
 	tensors map[string]Tensor // those of want
@@ -56,11 +56,11 @@ type assembled struct {
 // assemble reads the files, with the shards of a number of ranks.
 func (a *assembly) assemble(shards int) (map[string]stored, error) {
 	a.have = map[string]*assembled{}
-	files := map[string]int64{}
+	sizes := map[string]int64{}
 	for _, f := range a.of.Files {
-		files[f.Name] = f.Bytes
+		sizes[f.Name] = f.Bytes
 	}
-	for _, n := range files {
+	for _, n := range sizes {
 		a.most += n
 	}
 	a.left = a.most
@@ -74,7 +74,7 @@ func (a *assembly) assemble(shards int) (map[string]stored, error) {
 	all := map[string]stored{}
 	for name, t := range a.have {
 		if t.got != t.want.N {
-			return nil, &Damaged{Path: a.dir, Cause: fmt.Errorf("its files have %d "+
+			return nil, &Damaged{Path: a.in.Path(""), Cause: fmt.Errorf("its files have %d "+
 				"elements of %s where %d are needed", t.got, name, t.want.N)}
 		}
 		all[name] = t.stored
@@ -86,7 +86,7 @@ func (a *assembly) assemble(shards int) (map[string]stored, error) {
 // shards may have other tensors.
 func (a *assembly) read(file string, shards bool) error {
 	at := map[string]Region{}
-	return readFile(a.dir, a.of, file, func(h *safetensors.Header) (needed bool, err error) {
+	return readFile(a.in, a.of, file, func(h *safetensors.Header) (needed bool, err error) {
 		said, err := shardsIn(h)
 		for _, name := range h.Names() {
 			has, ok := said[name]
@@ -186,13 +186,13 @@ func (t *assembled) take(has Region, from stored) {
 	})
 }
 
-// ReadPart reads a file of the checkpoint in dir, which must be the one that the record says.
-// constant says which tensors may have infinities, nil for none.
-func ReadPart(dir string, of Stamp, name string, constant func(name string) bool) (
+// ReadPart reads a file of the checkpoint in a directory, which must be the one that the record
+// says. constant says which tensors may have infinities, nil for none.
+func ReadPart(in files.Dir, of Stamp, name string, constant func(name string) bool) (
 	map[string]stored, error) {
 	all := map[string]stored{}
 	needed := func(*safetensors.Header) (bool, error) { return true, nil }
-	return all, readFile(dir, of, name, needed, func(name string, t stored) error {
+	return all, readFile(in, of, name, needed, func(name string, t stored) error {
 		all[name] = t
 		whole := Whole(name, t.Shape, t.Data, Own)
 		whole.Constant = constant != nil && constant(name)
@@ -202,11 +202,11 @@ func ReadPart(dir string, of Stamp, name string, constant func(name string) bool
 
 // readFile is ReadPart that hands over tensors one by one, and reads none from a file that is not
 // needed. take returns an error for a tensor that is not finite.
-func readFile(dir string, of Stamp, name string,
+func readFile(in files.Dir, of Stamp, name string,
 	needs func(*safetensors.Header) (bool, error), take func(name string, t stored) error) error {
-	f, err := Open(dir, of, name)
+	f, err := Open(in, of, name)
 	if err != nil {
-		return ofAnother(dir, of, name, err)
+		return ofAnother(in, of, name, err)
 	}
 	defer f.Close()
 	var wrong error
@@ -214,22 +214,22 @@ func readFile(dir string, of Stamp, name string,
 		wrong = cmp.Or(wrong, take(name, t))
 	})
 	if err != nil {
-		err = &Damaged{Path: filepath.Join(dir, name), Cause: err}
+		err = damagedFile(in.Path(name), err)
 	} else if needed {
 		err = f.Check()
 	}
 	if err == nil && wrong != nil {
-		err = &Damaged{Path: filepath.Join(dir, name), Cause: wrong, Diverged: true}
+		err = &Damaged{Path: in.Path(name), Cause: wrong, Diverged: true}
 	}
 	if err != nil {
-		return ofAnother(dir, of, name, err)
+		return ofAnother(in, of, name, err)
 	}
 	return nil
 }
 
 // ofAnother says that a file belongs to a different Save than the record, if that is the problem.
-func ofAnother(dir string, of Stamp, name string, wrong error) error {
-	f, err := Open(dir, Stamp{}, name)
+func ofAnother(in files.Dir, of Stamp, name string, wrong error) error {
+	f, err := Open(in, Stamp{}, name)
 	if err != nil {
 		return wrong
 	}
@@ -241,5 +241,5 @@ func ofAnother(dir string, of Stamp, name string, wrong error) error {
 	other := Stamp{ID: said.Save}
 	fmt.Sscan(said.Step, &other.Step)
 	wrong = fmt.Errorf("it belongs to %v, and the record to %v", other, of)
-	return &Damaged{Path: filepath.Join(dir, name), Cause: wrong}
+	return &Damaged{Path: in.Path(name), Cause: wrong}
 }

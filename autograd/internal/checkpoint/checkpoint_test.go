@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/filelock"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -26,26 +27,22 @@ type saves struct {
 // save is a Save of a file with some text.
 func (s saves) save(step uint64, text string, pinned bool) Stamp {
 	s.Helper()
-	id := NewID()
-	err := errors.Join(Clean(s.dir), Begin(s.dir, id))
+	in, stamp := files.Disk(s.dir), Stamp{ID: NewID(), Training: s.training, Step: step,
+		Pinned: pinned}
+	must(s.T, Clean(in))
+	draft := require.Value(Begin(in, stamp))(s.T)
+	f, err := WriteFile(in.Sub(draft), ModelName, files.Text([]byte(text)))
 	if err != nil {
 		s.Fatal(err)
 	}
-	f, err := WriteFile(
-		filepath.Join(Draft(s.dir, id), ModelName),
-		func(w io.Writer) { io.WriteString(w, text) },
-	)
+	all, err := List(in)
 	if err != nil {
 		s.Fatal(err)
 	}
-	all, err := List(s.dir)
-	if err != nil {
-		s.Fatal(err)
-	}
-	stamp := Stamp{ID: id, Training: s.training, Step: step, Pinned: pinned, Files: []File{f}}
-	stamp, err = Commit(s.dir, all, stamp, func(s Stamp) ([]byte, error) { return Seal(s) })
+	stamp.Files = []File{f}
+	stamp, err = Commit(in, draft, all, stamp, func(s Stamp) ([]byte, error) { return Seal(s) })
 	if err == nil {
-		err = Prune(s.dir, s.training, s.keep)
+		err = Prune(in, require.Value(List(in))(s.T), s.training, s.keep)
 	}
 	if err != nil {
 		s.Fatal(err)
@@ -81,9 +78,8 @@ func tree(t *testing.T, dir string) map[string]string {
 // steps returns the names of the checkpoints in a directory, the newest first.
 func steps(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	all := require.Value(List(dir))(t)
-	for _, e := range all {
-		names = append(names, filepath.Base(e.Path))
+	for _, e := range require.Value(List(files.Disk(dir)))(t) {
+		names = append(names, e.Dir)
 	}
 	return names
 }
@@ -208,28 +204,29 @@ func mapsEqual(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint
 func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	must(t, write(filepath.Join(out, ModelName), "mine"), write(filepath.Join(out, marker), ""))
-	draft := func(files ...string) string {
-		path := Draft(dir, NewID())
+	named := func(id string) string { return filepath.Join(dir, draftPrefix+id) }
+	draft := func(names ...string) string {
+		path := named(NewID())
 		must(t, os.Mkdir(path, 0o777))
-		for _, f := range files {
+		for _, f := range names {
 			must(t, write(filepath.Join(path, f), "x"))
 		}
 		return path
 	}
 	id := NewID()
-	must(t, os.Mkdir(Draft(dir, id), 0o777))
+	must(t, os.Mkdir(named(id), 0o777))
 	text, err := Seal(Stamp{ID: id})
 	must(
 		t,
 		err,
-		write(filepath.Join(Draft(dir, id), RecordName), string(text)),
-		write(filepath.Join(Draft(dir, id), ModelName), "x"),
+		write(filepath.Join(named(id), RecordName), string(text)),
+		write(filepath.Join(named(id), ModelName), "x"),
 	)
 	gone := []string{
 		draft(), draft(marker), draft(marker, ModelName, "rank12.safetensors"),
-		draft(marker, RecordName, ModelName), Draft(dir, id),
+		draft(marker, RecordName, ModelName), named(id),
 	}
-	link := Draft(dir, NewID())
+	link := named(NewID())
 	testenv.Link(t, out, link)
 	stay := []string{
 		draft("mine"),
@@ -238,7 +235,7 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 		draft(marker, "mine"),
 		link,
 	}
-	if err := Clean(dir); !errors.Is(err, os.ErrExist) || // it is not empty
+	if err := Clean(files.Disk(dir)); !errors.Is(err, os.ErrExist) || // it is not empty
 		!strings.Contains(err.Error(), filepath.Base(stay[3])+": ") {
 		t.Errorf("of the draft with a file of the user's it says %v", err)
 	}
@@ -256,7 +253,7 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 	must(
 		t,
 		os.Remove(filepath.Join(stay[3], "mine")),
-		Clean(dir),
+		Clean(files.Disk(dir)),
 	) // such as a file of a rank that was late
 	require.Fails(t, "the draft is there without the user's file", require.Err(os.Lstat(stay[3])))
 	if len(tree(t, out)) != 2 {
@@ -268,12 +265,12 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 // removed it.
 func TestOneHolderAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	first, err := Acquire(dir, "the first")
-	require.That(t, err == nil && first.Of(dir) && first.Supported, "%v %v", first, err)
-	require.Fails(t, "Acquire", require.Err(Acquire(dir, "the second")), ErrLocked,
+	first, err := Acquire(files.Disk(dir), "the first")
+	require.That(t, err == nil && first.Of(files.Disk(dir)) && first.Supported, "%v %v", first, err)
+	require.Fails(t, "Acquire", require.Err(Acquire(files.Disk(dir), "the second")), ErrLocked,
 		"the first saves there")
 	must(t, first.Release())
-	second := require.Value(Acquire(dir, "the second"))(t)
+	second := require.Value(Acquire(files.Disk(dir), "the second"))(t)
 	must(t, second.Undo()) // has made nothing
 	require.Equal(t, "the lock",
 		string(require.Value(os.ReadFile(filepath.Join(dir, lockName)))(t)), "the second\n")
@@ -282,11 +279,11 @@ func TestOneHolderAtATime(t *testing.T) {
 func TestALockThatIsUndoneLeavesNothing(t *testing.T) {
 	above := t.TempDir()
 	dir := filepath.Join(above, "a", "b")
-	l, err := Acquire(dir, "holder")
+	l, err := Acquire(files.Disk(dir), "holder")
 	must(t, err, l.Undo())
 	got := tree(t, above)
 	require.Check(t, len(got) == 0, "there is %v", got)
-	l, err = Acquire(dir, "holder")
+	l, err = Acquire(files.Disk(dir), "holder")
 	must(t, err, write(filepath.Join(dir, "mine"), ""), l.Undo())
 	if got := tree(t, above); len(got) != 3 {
 		t.Errorf("there is %v, want the user's file", got)
@@ -302,7 +299,7 @@ func TestALockFollowsNoLink(t *testing.T) {
 	if filelock.NoFollow == 0 {
 		t.Skip("this system opens what a link leads to")
 	}
-	require.Fails(t, "it was locked", require.Err(Acquire(dir, "holder")))
+	require.Fails(t, "it was locked", require.Err(Acquire(files.Disk(dir), "holder")))
 	text, _ := os.ReadFile(victim)
 	require.Check(t, string(text) == "mine", "the file says %q", text)
 }
@@ -311,13 +308,13 @@ func TestALockFollowsNoLink(t *testing.T) {
 func TestEveryDamagedBitOfARecordIsNoticed(t *testing.T) {
 	s := saves{t, t.TempDir(), NewID(), 1}
 	path := filepath.Join(s.dir, s.save(1, "x", true).Name)
-	text, want, err := ReadRecord(path)
+	text, want, err := ReadRecord(files.Disk(path))
 	must(t, err)
 	for i := range 8 * len(text) {
 		damaged := bytes.Clone(text)
 		damaged[i/8] ^= 1 << (i % 8)
 		must(t, os.WriteFile(filepath.Join(path, RecordName), damaged, 0o666))
-		_, got, err := ReadRecord(path)
+		_, got, err := ReadRecord(files.Disk(path))
 		require.That(t, err != nil || fmt.Sprint(got) == fmt.Sprint(want), "bit %d: %+v, want %+v",
 			i, got, want)
 		require.That(t, err == nil || errors.As(err, new(*Damaged)), "bit %d: %v", i, err)
@@ -340,10 +337,10 @@ func TestFilesAreThoseOfTheRecord(t *testing.T) {
 			s := saves{t, t.TempDir(), NewID(), 1}
 			path := filepath.Join(s.dir, s.save(1, "content", false).Name)
 			must(t, tt.change(filepath.Join(path, ModelName)))
-			all, err := List(s.dir)
+			all, err := List(files.Disk(s.dir))
 			require.That(t, err == nil && len(all) == 1 && (all[0].Wrong != nil) == tt.listed,
 				"%+v: %v", all, err)
-			r, err := Open(path, all[0].Stamp, ModelName)
+			r, err := Open(files.Disk(path), all[0].Stamp, ModelName)
 			if err == nil {
 				_, err = io.ReadAll(r)
 				err = errors.Join(err, r.Check(), r.Close())
@@ -359,7 +356,7 @@ func TestFilesAreThoseOfTheRecord(t *testing.T) {
 func TestFollows(t *testing.T) {
 	s := saves{t, t.TempDir(), NewID(), 9}
 	follows := func(step uint64, known ...string) bool {
-		all, err := List(s.dir)
+		all, err := List(files.Disk(s.dir))
 		must(t, err)
 		ids := map[string]bool{}
 		for _, id := range known {

@@ -1,30 +1,26 @@
 package checkpoint
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 
 	"github.com/euryale-ml/euryale/internal/files"
 )
 
-// WriteFile writes a new file and returns when it is on the disk. write need not look at the errors
-// of its writer, which keeps the first.
-func WriteFile(path string, write func(w io.Writer)) (_ File, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return File{}, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	sum, to := NewChecksum(), bufio.NewWriter(f)
-	n := &counted{w: io.MultiWriter(to, sum)}
-	write(n)
-	return File{filepath.Base(path), n.n, Text(sum)}, errors.Join(to.Flush(), f.Sync())
+// WriteFile writes a new file and returns when it will stay.
+func WriteFile(in files.Dir, name string, write func(w io.Writer) error) (File, error) {
+	sum, n := NewChecksum(), &counted{}
+	err := in.Create(name, func(to io.Writer) error {
+		n.w = io.MultiWriter(to, sum)
+		return write(n)
+	})
+	return File{path.Base(name), n.n, Text(sum)}, err
 }
 
 // counted counts what is written.
@@ -65,26 +61,26 @@ func makeDir(dir string) (made []string, err error) {
 // Reader reads a file of a checkpoint from its beginning to its end.
 type Reader struct {
 	Bytes int64 // how long it is
-	f     *os.File
+	f     files.File
+	path  string
 	sum   hash.Hash32
 	want  File // empty if the record says nothing
 }
 
 // Open opens a file of the checkpoint in a directory. The error is a [*Damaged] if it is missing or
 // has another length than the record says.
-func Open(dir string, s Stamp, name string) (*Reader, error) {
-	path := filepath.Join(dir, name)
-	r := &Reader{sum: NewChecksum()}
-	info, err := os.Stat(path)
+func Open(in files.Dir, s Stamp, name string) (*Reader, error) {
+	r := &Reader{sum: NewChecksum(), path: in.Path(name)}
+	info, err := in.Stat(name)
 	if err == nil {
 		r.Bytes = info.Size()
 		err = r.expect(s, name)
 	}
 	if err == nil {
-		r.f, err = files.Open(path)
+		r.f, err = in.Open(name)
 	}
 	if err != nil {
-		return nil, &Damaged{Path: path, Cause: err}
+		return nil, damagedFile(r.path, err)
 	}
 	return r, nil
 }
@@ -121,7 +117,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 func (r *Reader) Check() error {
 	if is := Text(r.sum); r.want.Name != "" && is != r.want.Checksum {
 		err := fmt.Errorf("its checksum is %s, the record says %s", is, r.want.Checksum)
-		return &Damaged{Path: r.f.Name(), Cause: err}
+		return &Damaged{Path: r.path, Cause: err}
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/filelock"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // lockName is the file that a writer locks.
@@ -22,21 +23,27 @@ var ErrLocked = errors.New("the directory is locked")
 
 // Lock is what keeps other writers away from a directory, until Release or the end of the process.
 type Lock struct {
-	Supported bool // false if the file system has no locks
-	f         *os.File
+	Supported bool     // false if the file system has no locks
+	f         *os.File // nil if the directory is not on a disk
+	path      string   // of the directory
 	made      []string // directories and files that were not there before
 }
 
 // Acquire makes a directory, unless it exists, and locks it for a holder, whom others are told.
 // After an error nothing is left.
-func Acquire(dir, holder string) (*Lock, error) {
+func Acquire(in files.Dir, holder string) (*Lock, error) {
+	dir := in.OnDisk()
+	l := &Lock{path: in.Path("")}
+	if dir == "" {
+		return l, nil
+	}
 	made, err := makeDir(dir)
-	l := &Lock{made: made}
+	l.made = made
 	for err == nil {
 		if err = l.open(filepath.Join(dir, lockName)); err != nil {
 			break
 		}
-		if err = l.take(holder); err != nil || l.Of(dir) {
+		if err = l.take(holder); err != nil || l.Of(in) {
 			break
 		}
 		err = l.f.Close() // another holder has removed it
@@ -95,14 +102,22 @@ func (l *Lock) take(holder string) error {
 }
 
 // Of reports whether the lock is a directory's.
-func (l *Lock) Of(dir string) bool {
-	is, err := os.Stat(filepath.Join(dir, lockName))
+func (l *Lock) Of(in files.Dir) bool {
+	if l.f == nil || in.OnDisk() == "" {
+		return l.f == nil && l.path == in.Path("")
+	}
+	is, err := in.Stat(lockName)
 	mine, own := l.f.Stat()
 	return err == nil && own == nil && os.SameFile(is, mine)
 }
 
 // Release lets others write.
-func (l *Lock) Release() error { return l.f.Close() }
+func (l *Lock) Release() error {
+	if l.f == nil {
+		return nil
+	}
+	return l.f.Close()
+}
 
 // Undo is Release, and removes what Acquire has made, if nothing else is in it.
 func (l *Lock) Undo() error {

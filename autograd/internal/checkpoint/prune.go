@@ -2,29 +2,27 @@ package checkpoint
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
+	"io/fs"
 	"slices"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
-// Prune removes the checkpoints of a training, except for the last few and the one that was pinned
-// last. Only whole ones count. Those with a file that Save has not written stay.
-func Prune(dir, training string, keep int) error {
-	all, err := List(dir)
-	if err != nil {
-		return err
-	}
+// Prune removes the checkpoints of a training, of those in a directory, except for the last few and
+// the one that was pinned last. Only whole ones count. Those with a file that Save has not written
+// stay.
+func Prune(in files.Dir, all []Entry, training string, keep int) (err error) {
 	pinned := false
 	for _, e := range all {
-		if e.Training != training || e.ID == "" || filepath.Dir(e.Path) != filepath.Clean(dir) {
+		if e.Training != training || e.ID == "" || e.Dir == "." {
 			continue
 		}
 		best := e.Pinned && !pinned && e.Wrong == nil
 		pinned = pinned || best
 		if keep > 0 && e.Wrong == nil {
 			keep--
-		} else if keep == 0 && !best && e.ours() {
-			err = errors.Join(err, remove(dir, e))
+		} else if keep == 0 && !best && e.ours(in) {
+			err = errors.Join(err, remove(in, e))
 		}
 	}
 	return err
@@ -32,24 +30,28 @@ func Prune(dir, training string, keep int) error {
 
 // ours reports whether a checkpoint is as Save has made it: a directory with the name and the files
 // that its record says.
-func (e Entry) ours() bool {
-	info, err := os.Lstat(e.Path)
-	named := filepath.Base(e.Path) == e.Name && drafts.MatchString(draftPrefix+e.ID)
+func (e Entry) ours(in files.Dir) bool {
+	info, err := in.Lstat(e.Dir)
+	named := e.Dir == e.Name && drafts.MatchString(draftPrefix+e.ID)
 	if e.Wrong != nil || err != nil || !info.IsDir() || !named {
 		return false
 	}
-	names, err := os.ReadDir(e.Path)
-	return err == nil && !slices.ContainsFunc(names, func(n os.DirEntry) bool {
+	names, err := in.ReadDir(e.Dir)
+	return err == nil && !slices.ContainsFunc(names, func(n fs.DirEntry) bool {
 		is := func(f File) bool { return f.Name == n.Name() }
 		listed := n.Name() == RecordName || slices.ContainsFunc(e.Files, is)
-		return !n.Type().IsRegular() || !listed || !fileNames.MatchString(n.Name())
+		return !n.Type().IsRegular() ||
+			n.Name() != marker && (!listed || !fileNames.MatchString(n.Name()))
 	})
 }
 
 // remove removes a checkpoint: at once for readers, and then file by file.
-func remove(dir string, e Entry) error {
-	if err := os.Rename(e.Path, Draft(dir, e.ID)); err != nil {
+func remove(in files.Dir, e Entry) error {
+	if !in.Renames() {
+		return Discard(in, e.Name, e.ID)
+	}
+	if err := in.Rename(e.Name, draftPrefix+e.ID); err != nil {
 		return err
 	}
-	return Discard(dir, e.ID)
+	return Discard(in, draftPrefix+e.ID, e.ID)
 }

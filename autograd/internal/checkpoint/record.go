@@ -8,7 +8,6 @@ import (
 	"hash"
 	"hash/crc32"
 	"os"
-	"path/filepath"
 	"regexp"
 
 	"github.com/euryale-ml/euryale/internal/files"
@@ -78,6 +77,15 @@ func (e *Damaged) Is(target error) bool {
 	return target != os.ErrNotExist && errors.Is(e.Cause, target)
 }
 
+// damagedFile is a [*Damaged], unless the store that has the file does not answer: then nobody
+// knows what is in it.
+func damagedFile(path string, cause error) error {
+	if errors.Is(cause, files.ErrUnreachable) {
+		return cause
+	}
+	return &Damaged{Path: path, Cause: cause}
+}
+
 // table is of CRC-32C, the checksum of files and records.
 func table() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }
 
@@ -123,16 +131,15 @@ func unseal(text []byte) error {
 	return nil
 }
 
-// ReadRecord reads the record of a checkpoint in a directory. The error is a [*Damaged] if there is
-// none, or one that Save has not written.
-func ReadRecord(dir string) (text []byte, s Stamp, err error) {
-	path := filepath.Join(dir, RecordName)
-	info, err := os.Stat(path)
+// ReadRecord reads the record of the checkpoint in a directory. The error is a [*Damaged] if there
+// is none, or one that Save has not written.
+func ReadRecord(in files.Dir) (text []byte, s Stamp, err error) {
+	info, err := in.Stat(RecordName)
 	if err == nil && info.Size() > MaxRecord {
 		err = fmt.Errorf("it has %d bytes, and a record has at most %d", info.Size(), MaxRecord)
 	}
 	if err == nil {
-		text, err = files.Read(path, MaxRecord)
+		text, err = in.Read(RecordName, MaxRecord)
 	}
 	if err == nil {
 		if err = unseal(text); err == nil {
@@ -140,7 +147,7 @@ func ReadRecord(dir string) (text []byte, s Stamp, err error) {
 		}
 	}
 	if err != nil {
-		return nil, Stamp{}, &Damaged{Path: path, Cause: err}
+		return nil, Stamp{}, damagedFile(in.Path(RecordName), err)
 	}
 	return text, s, nil
 }

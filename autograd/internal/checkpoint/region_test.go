@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -90,17 +91,17 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 // TestShardsOfMoreThanTheFilesAreRefused: tensors of which a file has no element, but which are all
 // as large as the file, as it says.
 func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
-	dir, of := t.TempDir(), Stamp{ID: "this"}
+	in, of := files.Disk(t.TempDir()), Stamp{ID: "this"}
 	tensors := []Tensor{Whole("b", []int{1000}, backend.Of(make([]float32, 1000)), Common)}
 	for i := range 100 {
 		tensors = append(tensors, Tensor{Name: fmt.Sprint("w", i), Shape: []int{0},
 			Data: backend.Of([]float32{}), Region: Region{Shape: []int{1000}, Length: 1000},
 			Merge: Divided})
 	}
-	files, own, err := Write(dir, RankName(0), true, tensors, Remarks{Save: of.ID})
+	common, own, err := Write(in, RankName(0), true, tensors, Remarks{Save: of.ID})
 	require.NoError(t, err)
-	of.Files = append(files, own)
-	_, err = Read(dir, of, 1, Wanted{Rest: func(string) bool { return true }})
+	of.Files = append(common, own)
+	_, err = Read(in, of, 1, Wanted{Rest: func(string) bool { return true }})
 	damaged := &Damaged{}
 	require.Check(t, errors.As(err, &damaged) && strings.Contains(err.Error(), "fewer elements"),
 		"%v", err)

@@ -44,6 +44,7 @@ type Saver struct {
 	Ranks
 	History
 	Say     func(text string) // reports something to the user
+	Store   []files.Opener    // of directories that are not on a disk, empty for none
 	locks   []*Lock           // on the first rank
 	pending *saving           // in the background, nil for none
 }
@@ -70,6 +71,8 @@ type Content struct {
 type saving struct {
 	Request
 	Content
+	in             files.Dir // Dir
+	draft          string    // its name there
 	stamp          Stamp
 	held           int             // locks before it
 	first          bool            // this rank writes what all have in common
@@ -103,51 +106,53 @@ func (s *Saver) Save(r Request, problem error, list func(Stamp) (Content, error)
 // Try returns the error that a Save would return before it lists anything, and locks the directory
 // as Save does. It leaves no checkpoint.
 func (s *Saver) Try(r Request, problem error) error {
-	if err := s.Agree("", errors.Join(r.wrong(), problem)); err != nil {
+	x := &saving{Request: r, held: len(s.locks)}
+	if err := s.Agree("", errors.Join(x.open(s.Store), problem)); err != nil {
 		return err
 	}
-	held := len(s.locks)
-	id, err := s.begin(r.Dir)
+	err := s.begin(x)
 	if err == nil {
 		if r.Each {
-			_, err = os.Stat(Draft(r.Dir, id))
+			_, err = x.in.Stat(x.draft)
 		}
 		if err = s.Agree("", err); err == nil {
-			held = len(s.locks)
+			x.held = len(s.locks)
 		}
 	}
-	return errors.Join(err, s.Agree("", s.abandon(r.Dir, id, held)))
+	return errors.Join(err, s.Agree("", s.abandon(x)))
 }
 
 // errNoName is the error of an empty directory's name.
 var errNoName = fmt.Errorf("%w: dir is empty: name a directory", backend.ErrArgument)
 
-// wrong returns what is wrong with a request.
-func (r Request) wrong() (err error) {
-	if r.Keep < 1 {
-		err = fmt.Errorf("%w: KeepLast(%d): Save keeps 1 or more", backend.ErrArgument, r.Keep)
+// open opens the directory, and returns what is wrong with a request.
+func (x *saving) open(store []files.Opener) (err error) {
+	if x.Keep < 1 {
+		err = fmt.Errorf("%w: KeepLast(%d): Save keeps 1 or more", backend.ErrArgument, x.Keep)
 	}
-	if r.Dir == "" {
-		err = errors.Join(err, errNoName)
+	if x.Dir == "" {
+		return errors.Join(err, errNoName)
 	}
-	return err
+	var unopened error
+	x.in, unopened = files.At(x.Dir, store...)
+	return errors.Join(err, unopened)
 }
 
 // start makes a draft, and lists what is to be written.
 func (s *Saver) start(r Request, problem error, list func(Stamp) (Content, error)) (*saving,
 	error) {
-	if err := s.Agree("", errors.Join(r.wrong(), problem)); err != nil {
-		return nil, err
-	}
 	x := &saving{Request: r, held: len(s.locks), first: s.First(), alone: r.Behind && !r.Each,
 		known: s.known, fetched: make(chan struct{}), ended: make(chan struct{})}
-	id, err := s.begin(r.Dir)
+	if err := s.Agree("", errors.Join(x.open(s.Store), problem)); err != nil {
+		return nil, err
+	}
+	err := s.begin(x)
 	if err == nil {
 		// ranks may have to continue without the one that knows whether this becomes a checkpoint
-		s.Training = cmp.Or(s.Training, id)
-		x.stamp = Stamp{ID: id, Training: s.Training, Step: s.Steps, Pinned: r.Pinned, Best: s.Best}
+		s.Training = cmp.Or(s.Training, x.stamp.ID)
+		x.stamp.Training, x.stamp.Pinned, x.stamp.Best = s.Training, r.Pinned, s.Best
 		if r.Pinned {
-			x.stamp.Best = id
+			x.stamp.Best = x.stamp.ID
 		}
 		x.Content, x.err = list(x.stamp)
 		if r.Behind {
@@ -155,43 +160,50 @@ func (s *Saver) start(r Request, problem error, list func(Stamp) (Content, error
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.abandon(r.Dir, id, x.held))
+		return nil, errors.Join(err, s.abandon(x))
 	}
 	return x, nil
 }
 
-// begin makes the draft of a Save, and returns the Save's id on all ranks. After an error the first
-// rank may have a draft.
-func (s *Saver) begin(dir string) (id string, err error) {
-	mine := NewID()
-	id, err = s.decide(func() (string, error) {
-		if err := s.lock(dir); err != nil {
+// begin makes the draft of a Save, and tells all ranks the Save's id and where it is. After an
+// error the first rank may have a draft.
+func (s *Saver) begin(x *saving) error {
+	x.stamp.Step = s.Steps
+	at, err := s.decide(func() (at string, err error) {
+		if err := s.lock(x.in); err != nil {
 			return "", err
 		}
-		if err := Clean(dir); err != nil {
+		if err := Clean(x.in); err != nil {
 			s.Say(fmt.Sprintf("what an interrupted Save has left cannot be removed: %v", err))
 		}
-		return mine, Begin(dir, mine)
+		x.stamp.ID = NewID()
+		x.draft, err = Begin(x.in, x.stamp)
+		return x.stamp.ID + " " + x.draft, err
 	})
-	return cmp.Or(id, mine), err
+	if err == nil {
+		x.stamp.ID, x.draft, _ = strings.Cut(at, " ")
+	}
+	return err
 }
 
 // abandon removes what a failed Save has made, and releases locks that were not held before it.
-func (s *Saver) abandon(dir, id string, held int) (err error) {
+func (s *Saver) abandon(x *saving) (err error) {
 	if !s.First() {
 		return nil
 	}
-	err = Discard(dir, id)
-	for _, l := range s.locks[held:] {
+	if x.draft != "" {
+		err = Discard(x.in, x.draft, x.stamp.ID)
+	}
+	for _, l := range s.locks[x.held:] {
 		err = errors.Join(err, l.Undo())
 	}
-	s.locks = s.locks[:held]
+	s.locks = s.locks[:x.held]
 	return err
 }
 
 // lock locks a directory until Close, unless it is locked already.
-func (s *Saver) lock(dir string) error {
-	if slices.ContainsFunc(s.locks, func(l *Lock) bool { return l.Of(dir) }) {
+func (s *Saver) lock(in files.Dir) error {
+	if slices.ContainsFunc(s.locks, func(l *Lock) bool { return l.Of(in) }) {
 		return nil
 	}
 	host, err := os.Hostname()
@@ -200,7 +212,7 @@ func (s *Saver) lock(dir string) error {
 	}
 	holder := fmt.Sprintf("job %s (%s, process %d of %s, since %s)", s.Data.Name(),
 		filepath.Base(os.Args[0]), os.Getpid(), host, time.Now().Format(time.RFC3339))
-	l, err := Acquire(dir, holder)
+	l, err := Acquire(in, holder)
 	if errors.Is(err, ErrLocked) && strings.Contains(err.Error(), fmt.Sprintf(", process %d of %s,",
 		os.Getpid(), host)) {
 		err = fmt.Errorf("%w, or Close the machine or DataParallel of this process that has saved "+
@@ -210,7 +222,8 @@ func (s *Saver) lock(dir string) error {
 		return err
 	}
 	if !l.Supported {
-		s.Say(fmt.Sprintf("%s: its file system has no locks: do not let two jobs save there", dir))
+		s.Say(fmt.Sprintf("%s: its file system has no locks: do not let two jobs save there",
+			in.Path("")))
 	}
 	s.locks = append(s.locks, l)
 	return nil
@@ -237,16 +250,15 @@ func (x *saving) write() (err error) {
 	if x.Own == "" && !x.first { // the draft may have become a checkpoint
 		return nil
 	}
-	draft := Draft(x.Dir, x.stamp.ID)
 	of := Remarks{Save: x.stamp.ID, Step: fmt.Sprint(x.stamp.Step)}
-	x.common, x.file, err = Write(draft, x.Own, x.first, x.Tensors, of)
+	x.common, x.file, err = Write(x.in.Sub(x.draft), x.Own, x.first, x.Tensors, of)
 	if err != nil {
 		return err
 	}
 	if x.alone && !x.first { // the draft may have become a checkpoint
 		return nil
 	}
-	if err = files.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
+	if err = x.in.Sync(x.draft); errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("all ranks must reach the directory: %w", err)
 	}
 	return err
@@ -255,7 +267,7 @@ func (x *saving) write() (err error) {
 // commit makes a draft a checkpoint, once all ranks have written their files to it, and removes
 // older ones. It is for the first rank.
 func (x *saving) commit(files []File) error {
-	all, err := List(x.Dir)
+	all, err := List(x.in)
 	if err != nil {
 		return err
 	}
@@ -264,11 +276,12 @@ func (x *saving) commit(files []File) error {
 		s.Training = s.ID
 	}
 	s.Files = files
-	if s, err = Commit(x.Dir, all, s, x.Seal); err != nil {
+	if s, err = Commit(x.in, x.draft, all, s, x.Seal); err != nil {
 		return err
 	}
 	x.stamp = s
-	if err := Prune(x.Dir, s.Training, x.Keep); err != nil {
+	all = slices.Insert(all, 0, Entry{Dir: s.Name, Stamp: s})
+	if err := Prune(x.in, all, s.Training, x.Keep); err != nil {
 		x.notices = append(x.notices, fmt.Sprintf(
 			"%s is saved, and an older checkpoint cannot be removed: %v", s.Name, err))
 	}
@@ -301,7 +314,7 @@ func (s *Saver) conclude(x *saving, err error) error {
 		s.Say(text)
 	}
 	if err != nil {
-		return errors.Join(err, s.abandon(x.Dir, x.stamp.ID, x.held))
+		return errors.Join(err, s.abandon(x))
 	}
 	s.learn(x.stamp)
 	return nil

@@ -3,10 +3,10 @@ package checkpoint
 import (
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
@@ -40,7 +40,7 @@ func Whole(name string, shape []int, data backend.Buffer, merge Merge) Tensor {
 
 // Write writes a rank's files to a draft: its own file, unless that has no name, and on the first
 // rank also the one of what ranks have in common.
-func Write(draft, own string, first bool, tensors []Tensor, said Remarks) (
+func Write(draft files.Dir, own string, first bool, tensors []Tensor, said Remarks) (
 	common []File, mine File, err error) {
 	var ofRank, ofAll []Tensor
 	for _, t := range tensors {
@@ -52,12 +52,12 @@ func Write(draft, own string, first bool, tensors []Tensor, said Remarks) (
 		}
 	}
 	if own != "" {
-		if mine, err = WriteTensors(filepath.Join(draft, own), ofRank, said); err != nil {
+		if mine, err = WriteTensors(draft, own, ofRank, said); err != nil {
 			return nil, mine, err
 		}
 	}
 	if first {
-		f, err := WriteTensors(filepath.Join(draft, ModelName), ofAll, said)
+		f, err := WriteTensors(draft, ModelName, ofAll, said)
 		return []File{f}, mine, err
 	}
 	return nil, mine, nil

@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"hash"
@@ -83,10 +82,8 @@ func damaged(is, written string) error {
 
 // WriteTensors writes tensors to a file with what is said of them, and of which regions they are if
 // ranks shard them.
-func WriteTensors(path string, tensors []Tensor, said Remarks) (f File, err error) {
-	var failed error
-	f, err = WriteFile(path, func(w io.Writer) { failed = EncodeTensors(w, tensors, said) })
-	return f, cmp.Or(failed, err)
+func WriteTensors(in files.Dir, name string, tensors []Tensor, said Remarks) (File, error) {
+	return WriteFile(in, name, func(w io.Writer) error { return EncodeTensors(w, tensors, said) })
 }
 
 // EncodeTensors writes what a file of WriteTensors has. It refuses numbers that are not finite,
@@ -123,8 +120,8 @@ func EncodeTensors(w io.Writer, tensors []Tensor, said Remarks) error {
 }
 
 // ReadTensors reads what WriteTensors has written.
-func ReadTensors(path string) (map[string]stored, error) {
-	f, err := files.Open(path)
+func ReadTensors(in files.Dir, name string) (map[string]stored, error) {
+	f, err := in.Open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +132,7 @@ func ReadTensors(path string) (map[string]stored, error) {
 	}
 	tensors, err := decodeTensors(bufio.NewReader(f), info.Size())
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", in.Path(name), err)
 	}
 	return tensors, nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -31,7 +32,7 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 		"a": {Shape: []int{2, 3}, Data: backend.Of([]float32{1, 2, 3, 4, 5, 6})},
 		"b": {Shape: []int{1}, Data: backend.Of([]int64{7})},
 	}
-	require.NoError(t, require.Err(WriteTensors(path, listed(want), Remarks{})))
+	require.NoError(t, require.Err(WriteTensors(files.Disk(path), ".", listed(want), Remarks{})))
 	file := require.Value(os.ReadFile(path))(t)
 	same := func(got map[string]stored) bool {
 		return maps.EqualFunc(got, want, func(x, y stored) bool {
@@ -64,8 +65,8 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 		"empty":  {Shape: []int{0, 4}, Data: backend.Of([]backend.BFloat16{})},
 		"counts": {Shape: []int{2}, Data: backend.Of([]int64{-1, 1 << 40})},
 	}
-	require.NoError(t, require.Err(WriteTensors(path, listed(want), Remarks{})))
-	got, err := ReadTensors(path)
+	require.NoError(t, require.Err(WriteTensors(files.Disk(path), ".", listed(want), Remarks{})))
+	got, err := ReadTensors(files.Disk(path), ".")
 	require.That(t, err == nil && len(got) == len(want), "%d tensors: %v", len(got), err)
 	for name, w := range want {
 		if g := got[name]; !slices.Equal(g.Shape, w.Shape) || g.Data.DType() != w.Data.DType() ||
