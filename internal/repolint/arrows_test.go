@@ -97,7 +97,7 @@ var arrows = []arrow{
 	{"bench/...", []string{"bench/...", "internal/bench"}},
 	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/exit",
 		"internal/gpu", "internal/session", "rendezvous"}},
-	{"internal/env", nil},
+	{"internal/env", []string{"internal/exit"}}, // the status for a wrong value
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
 		".", "autograd/...", "backend/...", "examples/handwritten", "examples/usage", "fit/...",
