@@ -37,7 +37,7 @@ func New() (*Store, error) {
 
 // Start starts a store that is closed when the test ends. Until then the variables of this process
 // name its address and a key.
-func Start(t *testing.T) *Store {
+func Start(t testing.TB) *Store {
 	t.Helper()
 	s := require.Value(New())(t)
 	at := httptest.NewServer(s)
