@@ -97,7 +97,7 @@ arm64: EMULATED := $(GO) test -short -vet=off -timeout 30m \
 	-exec "$(CURDIR)/internal/testing/emulated.sh"
 arm64:
 	$(EMULATED) ./kernels/... ./internal/kernels/... ./internal/workers ./vm ./internal/vm/...
-	$(EMULATED) -skip 'Unemulated$$' ./rendezvous/launch ./internal/group ./internal/session
+	$(EMULATED) -skip 'Unemulated$$' ./internal/launch ./internal/group ./internal/session
 	SUITE=raced $(EMULATED) -run 'Emulated$$|^TestCommunicator$$' ./backend/tcp ./internal/jobs
 
 # Where a test runs follows from its package and its name. A package with concurrency has a file

@@ -35,7 +35,7 @@ func pattern(n int) []byte {
 	return all
 }
 
-func TestFilesComeBackAsTheyWere(t *testing.T) {
+func TestFilesComeBackAsTheyWereRaced(t *testing.T) {
 	objectstore.Start(t)
 	in := open(t, objectstore.URL+"/some/where")
 	for _, n := range []int{0, 1, 256<<10 - 1, 256 << 10, 256<<10 + 1, part, part + 1, 2*part + 7} {

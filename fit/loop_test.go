@@ -25,9 +25,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 	"github.com/euryale-ml/euryale/vm"
 )
 

@@ -19,7 +19,8 @@ WITH_SDK := . ./$(GPU_SDK)/env &&
 # libcuda.a that opens the driver when it is first called.
 gpu-sdk: $(GPU_SDK)/env
 
-$(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cmd/euryale/env.go
+$(GPU_SDK)/env: $(wildcard internal/sdk/*.go internal/sdk/*/*) internal/sdk/requirements.txt \
+		cmd/euryale/env.go
 	@mkdir -p $(GPU_SDK)
 	$(GO) run ./cmd/euryale env --dir $(GPU_SDK) > $@.new
 	@mv $@.new $@

@@ -456,7 +456,8 @@ func TestFramesComeBack(t *testing.T) {
 
 func FuzzReadFrame(f *testing.F) {
 	var good bytes.Buffer
-	frame{kind: kindSwap, id: 3, body: packBytes(packBytes(packString(nil, "key"), nil), nil)}.writeTo(&good)
+	swap := packBytes(packBytes(packString(nil, "key"), nil), nil)
+	frame{kind: kindSwap, id: 3, body: swap}.writeTo(&good)
 	f.Add(good.Bytes())
 	f.Add([]byte{})
 	f.Add(bytes.Repeat([]byte{255}, 40))

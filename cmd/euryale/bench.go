@@ -19,8 +19,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/rendezvous"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // benchCmd measures a collective over a range of sizes.

@@ -6,8 +6,8 @@ import (
 	"io"
 	"os"
 
-	"github.com/euryale-ml/euryale/gpu/sdk"
 	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/sdk"
 )
 
 // envCmd prepares a machine for builds with tag gpu.

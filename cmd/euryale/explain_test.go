@@ -20,8 +20,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // noTuning makes the user one for whom nothing was measured, and returns where it

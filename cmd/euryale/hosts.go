@@ -10,7 +10,7 @@ import (
 	"syscall"
 
 	"github.com/euryale-ml/euryale/internal/cuda"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
+	"github.com/euryale-ml/euryale/internal/launch"
 )
 
 // hostCmd is the launcher of a host, which euryale run -H starts there.

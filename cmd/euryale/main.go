@@ -20,8 +20,8 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/rendezvous"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // cli is the command line, with a field for each command. The type of a command has its

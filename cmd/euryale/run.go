@@ -16,9 +16,9 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/launchers"
 	"github.com/euryale-ml/euryale/rendezvous"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // runCmd is "euryale run".

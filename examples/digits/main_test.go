@@ -14,9 +14,9 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }

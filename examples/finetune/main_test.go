@@ -11,11 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 const (

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }

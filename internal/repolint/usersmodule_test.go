@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // program returns the first program of a page.

@@ -137,7 +137,7 @@ var verbs = []string{"take", "begin", "gather", "whole", "forget", "end"}
 
 // barely are the packages whose functions still have such names.
 var barely = []string{
-	"autograd/internal/checkpoint", "fit", "models/tokenizer", "rendezvous/launch",
+	"autograd/internal/checkpoint", "fit", "models/tokenizer", "internal/launch",
 }
 
 func TestFunctionsSayWhatTheyTake(t *testing.T) {

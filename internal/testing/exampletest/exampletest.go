@@ -14,9 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // variable makes a test binary the example.

@@ -40,6 +40,7 @@ type Run struct {
 	Logged             []Metric
 }
 
+// Metric is a value that a run has logged.
 type Metric struct {
 	Key       string  `json:"key"`
 	Value     float64 `json:"value"`

@@ -39,6 +39,7 @@ var rooms = []room{
 	{"euryale", []string{".", "internal/session", "internal/buildlock"},
 		"program", "internal/{session,buildlock}"},
 	{"vm", []string{"vm"}, "training", ""},
+	{"bucket", []string{"bucket"}, "training", ""},
 	{"internal/vm/read", []string{"internal/vm/read", "internal/vm/samples"},
 		"training", "samples"},
 	{"ops/nn", []string{"ops/nn", "internal/defects"}, "training",
@@ -70,7 +71,8 @@ var rooms = []room{
 	{"internal/kernels", []string{"internal/kernels", "internal/kernels/simd"}, "kernel", "simd"},
 	{"internal/residence", []string{"internal/residence", "internal/safetensors", "internal/terms"},
 		"training", "internal/{safetensors,terms}"},
-	{"rendezvous/launch", []string{"rendezvous/launch"}, "program", ""},
+	{"internal/launch", []string{"internal/launch"}, "program", ""},
+	{"internal/files", []string{"internal/files", "internal/tuning"}, "leaf", "internal/tuning"},
 	{"backend", []string{"backend"}, "contract", ""},
 	{"rendezvous", []string{"rendezvous"}, "contract", ""},
 }
@@ -78,9 +80,9 @@ var rooms = []room{
 // everywhere are packages that many import, and that import only each other: the picture names
 // them, and has no arrows to them.
 var everywhere = []string{
-	"internal/elastic", "internal/env", "internal/exit", "internal/filelock", "internal/files",
-	"internal/launchers", "internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
-	"internal/sumtree", "internal/tuning", "internal/workers", "gpu/*", "internal/gpu/*",
+	"internal/elastic", "internal/env", "internal/exit", "internal/filelock",
+	"internal/launchers", "internal/sdk", "internal/serial", "internal/shm", "internal/spinwait",
+	"internal/stock", "internal/sumtree", "internal/workers", "internal/gpu/*",
 }
 
 // aside are packages of tests and tools, which the picture leaves out.

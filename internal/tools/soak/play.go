@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
+	"github.com/euryale-ml/euryale/internal/launch"
 )
 
 // The variables that make this program a process of a job.
