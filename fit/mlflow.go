@@ -184,7 +184,7 @@ type metric struct {
 // send sends what waits. After an error the server may have got it nevertheless, so send then finds
 // out what it has.
 func (m *mlflow) send(ctx context.Context) error {
-	for m.run == "" {
+	if m.run == "" {
 		if err := m.find(ctx); err != nil {
 			return err
 		}
@@ -300,6 +300,9 @@ func (m *mlflow) find(ctx context.Context) error {
 		if !slices.ContainsFunc(r.Data.Params, func(p text) bool { return p.Key == key }) {
 			m.lacks = append(m.lacks, text{key, m.params[name]})
 		}
+	}
+	if err == nil && r.Info.ID == "" {
+		err = errors.New("the answer has no run: is the server MLflow's?")
 	}
 	if err == nil {
 		m.run = r.Info.ID

@@ -129,6 +129,12 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			fmt.Fprint(w, "welcome")
 			return true
 		}, "invalid character", false},
+		"a server of other JSON": {func(_ *mlflow.Server, n int, w http.ResponseWriter,
+			_ *http.Request) bool {
+			fmt.Fprint(w, "{}")
+			require.Check(t, n < 100, "%d requests", n)
+			return true
+		}, "the answer has no run", false},
 	}
 	servers, took := map[string]*mlflow.Server{}, make(chan time.Duration, len(cases)+1)
 	kept, late := t.TempDir(), mlflow.New(t)
