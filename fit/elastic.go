@@ -46,7 +46,8 @@ func (t *trainer) trainElastic(ctx context.Context, r *Result) error {
 	var end Result
 	err = t.turn(ctx, func() error {
 		end = Result{}
-		return t.end(autograd.Agree(t.comm, "", t.hooked), &end)
+		told := t.trackUntold() // by who is rank 0 since the last epoch
+		return t.end(autograd.Agree(t.comm, "", errors.Join(t.hooked, told)), &end)
 	})
 	r.Best, r.Params = end.Best, end.Params
 	return err

@@ -67,9 +67,16 @@ func (t *trainer) track(p point) error {
 			first++
 		}
 		t.untold = t.untold[first:]
+	}
+	return t.trackUntold()
+}
+
+// trackUntold tells trackers of what was kept, on rank 0.
+func (t *trainer) trackUntold() (err error) {
+	if t.comm.Rank() > 0 || len(t.untold) == 0 {
 		return nil
 	}
-	err := t.openTrackers(t.untold[0].step)
+	err = t.openTrackers(t.untold[0].step)
 	for _, p := range t.untold {
 		for i := 0; i < len(t.trackers) && err == nil; i++ {
 			err = t.trackers[i].tell(p)

@@ -39,6 +39,7 @@ type fitRun struct {
 	*elasticRun
 	dir   string // of checkpoints
 	hook  func(id elastic.ID, s fit.StepLoss) error
+	epoch func(id elastic.ID, e fit.Epoch)
 	until func(id elastic.ID) context.Context
 	more  []fit.Option
 	runs  *mlflow.Server
@@ -50,6 +51,7 @@ type fitRun struct {
 // newFitRun starts a job of n processes.
 func newFitRun(t testing.TB, n int, with func(*fitRun)) *fitRun {
 	f := &fitRun{dir: t.TempDir(), hook: func(elastic.ID, fit.StepLoss) error { return nil },
+		epoch: func(elastic.ID, fit.Epoch) {},
 		until: func(elastic.ID) context.Context { return context.Background() }}
 	f.elasticRun = newElasticRun(t, "fit", 0, 0, elastic.Limits{Least: 1, Most: n}, nobody,
 		ofNorms.of)
@@ -121,7 +123,7 @@ func (f *fitRun) fit(id elastic.ID, first elastic.View) (result *fit.Result, has
 		fit.Epochs(fitEpochs), fit.Random(m.random), fit.Checkpoint(f.dir, 3),
 		fit.Schedule(func(step int) float64 { return 0.01 / float64(1+step) }),
 		fit.Validate(judge, inputs(4*elasticMicros), highest),
-		fit.OnEpoch(func(fit.Epoch) error { f.epochs.Add(1); return nil }),
+		fit.OnEpoch(func(e fit.Epoch) error { f.epochs.Add(1); f.epoch(id, e); return nil }),
 		fit.OnStep(func(s fit.StepLoss) error { return f.hook(id, s) }),
 		fit.TensorBoard(filepath.Join(f.dir, "shown")), fit.MLflow(f.runs.URL, "fit", nil)},
 		f.more...)...)
@@ -281,6 +283,24 @@ func cutOffInEachCall(t *testing.T, more ...fit.Option) {
 		require.Check(t, f.epochs.Load() <= 2*fitEpochs, "call %d: hooks heard of %d epochs", call,
 			f.epochs.Load())
 	}
+}
+
+// TestTheNextRank0TellsOfTheEndWhereRank0DiesInTheLastEpoch: the last epoch is in the curves, and
+// the run is finished.
+func TestTheNextRank0TellsOfTheEndWhereRank0DiesInTheLastEpoch(t *testing.T) {
+	f := newFitRun(t, 2, func(f *fitRun) {
+		f.epoch = func(id elastic.ID, e fit.Epoch) {
+			if id == 1 && e.Epoch == fitEpochs {
+				panic(errKilled)
+			}
+		}
+	})
+	f.end()
+	shown := tensorboard.Shown(t, filepath.Join(f.dir, "shown"))
+	require.Equal(t, "epochs shown", len(shown["epoch/loss"]), fitEpochs)
+	require.Check(t, slices.ContainsFunc(f.runs.Runs, func(r *mlflow.Run) bool {
+		return r.Status == "FINISHED"
+	}), "no run is finished")
 }
 
 // TestARankIsToldToEndAndTheOthersGoOn: it leaves without a step that is repeated, and who takes
