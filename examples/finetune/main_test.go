@@ -161,6 +161,20 @@ func TestALostRankChangesNothing(t *testing.T) {
 	}
 }
 
+// TestACheckpointFitsAnyLayout: what ranks of a layout have saved, those of any other load.
+func TestACheckpointFitsAnyLayout(t *testing.T) {
+	layouts := []string{"", " --accumulate 2", " --sp 2", " --tp 2", " --shards 3"}
+	for i, saved := range layouts {
+		dir := withText(t)
+		flags := small(dir) + " --steps 2 --checkpoint " + filepath.Join(dir, "state")
+		_, _, _, want := ending(t, exampletest.Train(t, 1+min(i, 1), flags+saved))
+		for ranks, loaded := range []string{"", layouts[(i+1)%len(layouts)]} {
+			_, _, _, got := ending(t, exampletest.Train(t, 1+ranks, flags+loaded))
+			require.Equal(t, "the parameters of"+saved+" with"+loaded, got, want)
+		}
+	}
+}
+
 // retrained returns a copy of the folder with another last weight.
 func retrained(t *testing.T) (model string) {
 	t.Helper()

@@ -115,7 +115,9 @@ func (t *trainer) build() {
 		check(t.model.Adapt(models.LoRA{Rank: t.lora, Alpha: t.alpha, Targets: t.layers()}))
 	}
 	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, seed)
-	b.Batches(t.layout.DP * t.accumulate)
+	if t.accumulate > 1 { // 1 batch would make gradients a mean, which no other layout has
+		b.Batches(t.layout.DP * t.accumulate)
+	}
 	rows := t.batch / t.layout.DP / t.accumulate
 	t.tokens = b.Tokens("tokens", 1, rows, t.context)
 	t.next = b.Tokens("targets", 1, rows, t.context).Padding(texts.Ignored)
