@@ -5,10 +5,12 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/models/tokenizer"
 )
@@ -38,13 +40,17 @@ func (s Sample) Count() (n int) {
 // the chat template of a folder. cut is how many conversations have lost their end. A document
 // without a target in the context is left out.
 //
-// Errors: those of tokenizer.Load; files that are not as the package describes, with the line; a
-// conversation for which the folder has no template, or which the template refuses; those of the
-// file system.
+// Errors: [backend.ErrArgument] for a context below 1; those of tokenizer.Load; files that are not
+// as the package describes, with the line; a conversation for which the folder has no template, or
+// which the template refuses; those of the file system.
 //
 // Cost: memory for the files, and 24 bytes for each token; time for the tokens, and for the text of
 // a conversation twice more with each answer, unless the template marks answers.
 func Read(dir string, context int, paths ...string) (samples []Sample, cut int, err error) {
+	if context < 1 {
+		return nil, 0, fmt.Errorf("texts: %w: a context of %d tokens: give 1 or more",
+			backend.ErrArgument, context)
+	}
 	t, err := tokenizer.Load(dir)
 	if err != nil {
 		return nil, 0, err
@@ -94,6 +100,7 @@ func (r *reader) line(line []byte) error {
 	if err := json.Unmarshal(line, &has); err != nil {
 		return err
 	}
+	maps.DeleteFunc(has, func(_ string, v json.RawMessage) bool { return string(v) == "null" })
 	for _, key := range []string{"tools", "documents", "chat_template_kwargs"} {
 		if !files.Empty(has[key]) {
 			return fmt.Errorf("%s would change the text, and is not supported: leave it out", key)
@@ -161,13 +168,15 @@ func (r *reader) conversation(messages []message) (err error) {
 	if err != nil {
 		return err
 	}
+	cut := false
 	for _, s := range all {
 		ids, answers := s.encode(r.tokens)
 		n := min(len(ids), r.context+1)
-		if n < len(ids) {
-			r.cut++
-		}
+		cut = cut || n < len(ids)
 		r.add(ids[:n], answers[:n])
+	}
+	if cut {
+		r.cut++
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/models/texts"
 	"github.com/euryale-ml/euryale/models/tokenizer"
@@ -91,12 +92,29 @@ func TestOnlyAnswersAreTargets(t *testing.T) {
 	}
 }
 
+// TestAConversationIsCutOnce: also where each of its answers is a sample, and a key that is null is
+// none.
+func TestAConversationIsCutOnce(t *testing.T) {
+	dir := folder(t)
+	write(t, dir, "chat_template.jinja", "{% for m in messages %}{{ m.content }}"+
+		"{% if loop.last and m.role == 'assistant' %}!{% endif %}{% endfor %}")
+	path := write(t, dir, "a.jsonl", `{"text": null, "messages": [{"role": "user", `+
+		`"content": "a"}, {"role": "assistant", "content": "b c d"}, {"role": "user", "content": "e"},`+
+		` {"role": "assistant", "content": "f g h"}]}`)
+	for context, want := range map[int]int{2: 1, 100: 0} {
+		_, cut, err := texts.Read(dir, context, path)
+		require.Equal(t, fmt.Sprintf("those cut at %d", context), cut, want)
+		require.NoError(t, err)
+	}
+}
+
 func TestWhatIsNoDocumentIsRefusedByItsLine(t *testing.T) {
 	dir := folder(t)
 	for line, want := range map[string]string{
 		`{"texts": "a"}`:                 "line 2: it has neither text nor messages",
 		`{"text": "a", "messages": []}`:  "or both",
 		`{"text": ["a"]}`:                "line 2: text: ",
+		`{"text": null}`:                 "line 2: it has neither",
 		`text`:                           "line 2: invalid",
 		`{"messages": "a"}`:              "line 2: messages: ",
 		`{"messages": [], "tools": [1]}`: "line 2: tools would change the text",
@@ -110,6 +128,8 @@ func TestWhatIsNoDocumentIsRefusedByItsLine(t *testing.T) {
 	}
 	_, _, err := texts.Read("../tokenizer/testdata/mistral", 9, write(t, dir, "b.jsonl", chat))
 	require.Fails(t, "no template", err, "the folder has no chat template")
+	_, _, err = texts.Read(dir, 0, write(t, dir, "c.txt", "a"))
+	require.Fails(t, "a context of 0", err, backend.ErrArgument, "give 1 or more")
 	_, _, err = texts.Read(t.TempDir(), 9)
 	require.Fails(t, "no folder", err, "tokenizer.json")
 }
