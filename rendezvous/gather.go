@@ -36,7 +36,7 @@ var errUsed = errors.New("the key was used before: every call needs its own key"
 
 // gatherer is a [Store] that gives a rank the values of all ranks in one round trip.
 type gatherer interface {
-	// gather sets this rank's value, waits until all are set, and returns them.
+	// allGather sets this rank's value, waits until all are set, and returns them.
 	allGather(ctx context.Context, g gathering) ([][]byte, error)
 	// peek returns the values that are set, and nil for the others. It does not wait.
 	peek(ctx context.Context, g gathering) ([][]byte, error)

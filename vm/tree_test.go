@@ -102,7 +102,7 @@ func (m *treeModel) train(r ranked, steps, n int, options ...vm.Option) (trained
 	return result, err
 }
 
-// build makes the model of a rank.
+// treeModel makes the model of a rank.
 func (r ranked) treeModel(dt tensor.Dtype) *treeModel {
 	r.lock.Lock()
 	defer r.lock.Unlock()

@@ -14,7 +14,7 @@ type handle uintptr
 type library interface {
 	// describe returns the version and the file.
 	describe() string
-	// begin begins MPI, and end ends it, on the same thread.
+	// initialize begins MPI, and finalize ends it, on the same thread.
 	initialize() (rank, size int, err error)
 	finalize() error
 	// world is the communicator of all ranks.

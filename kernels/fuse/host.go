@@ -39,7 +39,7 @@ type host struct {
 
 // fold is a folded output.
 type fold interface {
-	// begin comes before the first part.
+	// beginFold comes before the first part.
 	beginFold()
 	// add returns the step that folds a value that has an element for each of the block.
 	add(m *evaluator, x Value) blockFunc

@@ -410,7 +410,7 @@ func philox(c [4]uint32, key [2]uint32) [4]uint32 {
 	return c
 }
 
-// function evaluates functions of two numbers in reductions of layers.
+// do evaluates functions of two numbers in reductions of layers.
 func (a arithmetic) do(f fuse.Op, x Number) Number {
 	y, err := a.unary(f, x)
 	if err != nil {
