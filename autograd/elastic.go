@@ -316,15 +316,18 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 	if !repeated {
 		return
 	}
-	ranks, what := fmt.Sprintf("%d ranks", e.Size()), "step"
+	ranks, what := fmt.Sprintf("%d ranks", e.Size()), fmt.Sprint("step ", e.Next()-1)
 	if e.Size() == 1 {
 		ranks = "1 rank"
 	}
-	if e.turn.Run == nil {
-		what = "what follows step"
+	switch {
+	case e.turn.Run == nil && e.Next() == 0:
+		what = "the beginning"
+	case e.turn.Run == nil:
+		what = "what follows " + what
 	}
-	e.dp.say(fmt.Sprintf("%s %d was repeated by %s: it is done %.2f s after a rank was lost",
-		what, e.Next()-1, ranks, took.Seconds()))
+	e.dp.say(fmt.Sprintf("%s was repeated by %s: it is done %.2f s after a rank was lost", what,
+		ranks, took.Seconds()))
 }
 
 // errPanicked is the error of calls after one that has panicked.

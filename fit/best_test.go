@@ -3,6 +3,8 @@ package fit_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -71,6 +73,9 @@ func TestTheBestEpochIsRestored(t *testing.T) {
 		require.Check(t, strings.HasSuffix(r.Best, "step-00000016"), "the best is %s", r.Best)
 		require.Equal(t, "the last is the best", params(P, scores[:4], 0, restore,
 			fit.Checkpoint(t.TempDir(), 0)), best)
+		require.NoError(t, os.RemoveAll(r.Best))
+		require.Fails(t, "without the best", require.Err(scoredBy(t, P, scores, 9, keep, restore)),
+			fs.ErrNotExist, "the best epoch, 8, is not in "+dir)
 	}
 }
 

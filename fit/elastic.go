@@ -36,7 +36,7 @@ func (t *trainer) trainElastic(ctx context.Context, r *Result) error {
 		if err == nil && t.elastic.Ends() && !t.done() {
 			err = t.turn(ctx, func() error { return t.saveWithin(true) })
 			if err == nil && t.elastic.Ends() {
-				return t.stopped(exit.By(ctx), "all ranks were told to")
+				return t.stopped(exit.By(ctx), t.kept())
 			}
 		}
 	}

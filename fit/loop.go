@@ -268,11 +268,7 @@ func (t *trainer) train(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rest := "nothing is saved without fit.Checkpoint"
-	if t.dir != "" {
-		rest = "start it again to go on from " + t.dir
-	}
-	return t.stopped(stop, rest)
+	return t.stopped(stop, t.kept())
 }
 
 // begin prepares a training, and resumes it. If there is nothing left to train, it is evaluated
@@ -302,6 +298,14 @@ func (t *trainer) stopped(by exit.Stopped, then string) error {
 		len(t.past.Epochs)+1, t.epochs, then)
 }
 
+// kept says what there is of a training that all ranks were told to stop.
+func (t *trainer) kept() string {
+	if t.dir == "" {
+		return "nothing is saved without fit.Checkpoint"
+	}
+	return "start it again to go on from " + t.dir
+}
+
 // again validates and logs once more what an earlier run has trained.
 func (t *trainer) again() error {
 	var e Epoch
@@ -325,6 +329,10 @@ func (t *trainer) endBest() error {
 		return nil
 	}
 	path, err := t.dp.Pinned(t.dir)
+	if err == nil && path == "" {
+		err = fmt.Errorf("%w: the checkpoint of the best epoch, %d, is not in %s any more: leave "+
+			"RestoreBest out, and start it again", fs.ErrNotExist, best+1, t.dir)
+	}
 	if err == nil {
 		err = t.dp.Load(path, t.machine.Solver(), nil)
 	}

@@ -31,10 +31,9 @@ import (
 // answers. Of a server that is away for long it gets every other step, or fewer. At its end Run
 // waits for at most 5 seconds.
 //
-// A training that resumes from a [Checkpoint] goes on in its run, which has each step once. Of the
-// steps in the last second, rank 0 may keep some to itself if it is killed, or leaves an elastic
-// job, and no other rank knows them. A run of such a job is RUNNING until it is finished, or all
-// ranks are told to stop.
+// A training that resumes from a [Checkpoint] goes on in its run, which has each step once, but for
+// those of the last second before a checkpoint if rank 0 is killed then. In an elastic job the next
+// rank 0 sends these. Its run is RUNNING until it is finished, or all ranks are told to stop.
 func MLflow(server, experiment string, params map[string]string) Option {
 	return func(t *trainer) {
 		t.once("MLflow")
