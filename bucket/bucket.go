@@ -127,7 +127,7 @@ func (c conditions) RoundTrip(r *http.Request) (*http.Response, error) {
 const ifNoneMatch = "If-None-Match"
 
 // key returns the key of a file's object.
-func (d *dir) key(name string) string { return strings.Trim(path.Join(d.prefix, name), "/.") }
+func (d *dir) key(name string) string { return path.Join("/", d.prefix, name)[1:] }
 
 // wrong says what could not be done with a file, and what to do.
 func (d *dir) wrong(op, name string, err error) error {

@@ -106,6 +106,10 @@ func TestDirectoriesAreBeginningsOfNames(t *testing.T) {
 	require.Check(t, info.IsDir(), "b is %v", info)
 	require.Fails(t, "Stat", require.Err(in.Stat("c")), fs.ErrNotExist)
 	require.Equal(t, "its path", in.Sub("b").Path("c"), "s3://bucket/a/b/c")
+	require.NoError(t, open(t, objectstore.URL).Create(".a/b.", files.Text([]byte("hidden"))))
+	in = open(t, objectstore.URL+"/.a")
+	require.Slices(t, ".a", list("."), []string{"b. false 6"})
+	require.Equal(t, "its file", string(require.Value(in.Read("b.", 9))(t)), "hidden")
 }
 
 // Whatever becomes of a request, the next try of it helps.
