@@ -148,7 +148,8 @@ func wholeJob(t *testing.T, steps int) (dir string, epochs []epoch) {
 	put(t, filepath.Join(dir, "attempt_1", "launcher_0.log"),
 		"2026-11-26T20:05:01.500Z started 8 ranks\n2026-11-26T20:10:00.000Z all ranks have ended\n")
 	put(t, filepath.Join(dir, "attempt_1", "rank_0.log"),
-		"going on after step 400, from ckpt\neuryale: step 412 was repeated by 7 ranks: it is "+
+		"going on after step 400, from ckpt\neuryale: the beginning was repeated by 7 ranks\n"+
+			"euryale: step 412 was repeated by 7 ranks: it is "+
 			"done 0.03 s after a rank was lost\nepoch 3/20: loss=99\n"+
 			"step 500/1000: tokens/s=1250\nstep 1000/1000: tokens/s=1500\n")
 	put(t, filepath.Join(dir, "plan.json"), `{"arena_bytes":3000,"beside":{"inputs":500},"steps":[`+

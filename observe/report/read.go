@@ -72,7 +72,7 @@ var (
 	eventful    = regexp.MustCompile(`\brank \d+ (?:\(.*\) )?(?:is down|is missing|failed)|` +
 		`\brank \d+ has waited|because of rank|no sign of rank|did not (?:join|call|take part)|` +
 		`^(?:panic|fatal error): |^going on after |^stopped after |` +
-		`\bstep \d+ was repeated by |` +
+		`\b(?:step \d+|the beginning) was repeated by |` +
 		`the loss is (?:NaN|[+-]Inf)`)
 )
 

@@ -388,6 +388,7 @@ func TestFailuresAndRecoveriesAreTold(t *testing.T) {
 			{"2026-11-26T20:05:01.500Z", "started 8 ranks"},
 			{"2026-11-26T20:10:00.000Z", "all ranks have ended"},
 			{"rank 0", "going on after step 400, from ckpt"},
+			{"rank 0", "euryale: the beginning was repeated by 7 ranks"},
 			{"rank 0", "euryale: step 412 was repeated by 7 ranks: it is done 0.03 s after a " +
 				"rank was lost"}}},
 	}
