@@ -250,8 +250,10 @@ func TestScalesTravelWithTheMapping(t *testing.T) {
 	wide := []any{make([]int, 2), make([]int, 1)}
 	require.Fails(t, "integers", s.Read(0, wide), backend.ErrArgument, "[]int takes another type")
 	unscaled := data.MappingOf(samples)
+	_, none := data.Split(samples, 0, 1)
 	require.Fails(t, "another scale", known.Check(unscaled), "Standardize has scaled the columns")
 	for says, wrong := range map[string]error{
+		"no samples to learn from":         require.Err(data.Standardize(none)),
 		"2 columns, of which 2 are scaled": require.Err(data.Standardize(s)),
 		"of which 0 are scaled, and the":   require.Err(data.Standardize(samples, unscaled)),
 		"0 columns":                        require.Err(data.Standardize(data.Of(1, nil))),

@@ -20,9 +20,9 @@ import (
 //
 // Cost: it reads all samples, without known.
 //
-// Errors: [backend.ErrArgument] for samples that are of no table, or scaled already, and for a
-// known of other columns or of none that were scaled; a deviation that a float64 does not hold;
-// those of Read.
+// Errors: [backend.ErrArgument] for samples that are of no table, or scaled already, or none to
+// learn from, and for a known of other columns or of none that were scaled; a deviation that a
+// float64 does not hold; those of Read.
 func Standardize(s Set, known ...Mapping) (Set, error) {
 	if err := backend.Given("data.Standardize", "s", s); err != nil {
 		return nil, err
@@ -54,6 +54,10 @@ func Standardize(s Set, known ...Mapping) (Set, error) {
 // standardize learns means and deviations from samples, by Welford's method.
 func (m *Mapping) standardize(s Set) error {
 	n := len(m.Columns)
+	if s.Len() == 0 {
+		return fmt.Errorf("%w: data.Standardize: there are no samples to learn from: give those of "+
+			"the training, or a Mapping", backend.ErrArgument)
+	}
 	m.Means, m.Deviations = make([]float64, n), make([]float64, n)
 	x := make([]float64, n)
 	for i := range s.Len() {
