@@ -14,6 +14,7 @@ require (
 
 require (
 	charm.land/bubbletea/v2 v2.1.1
+	cloud.google.com/go v0.110.0
 	github.com/alecthomas/kong v1.17.0
 	github.com/chewxy/hm v1.0.0
 	github.com/dustin/go-humanize v1.1.0

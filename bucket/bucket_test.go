@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	// Gorgonia's modules name cloud.google.com/go 0.34, which has the package that another module
+	// has by now. A newer one, for which go.mod needs an import, keeps it unambiguous for users.
+	_ "cloud.google.com/go/civil"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/bucket"
 	"github.com/euryale-ml/euryale/internal/files"
