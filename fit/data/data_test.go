@@ -93,6 +93,7 @@ func TestCSVReadsColumnsAndClasses(t *testing.T) {
 		"kind\nx\n":          "no other",
 		"a,kind\n1\n":        "line 2",
 		"a,kind\n1,x\nz,x\n": "line 3",
+		"a,b,kind\n1,,x\n":   `line 2, column "b"`,
 		"a,kind\nNaN,x\n":    "no finite number",
 		"a,kind\n1e999,x\n":  "no finite number",
 		"a,kind\n\"1,x\n":    "line 2",

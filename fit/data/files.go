@@ -36,9 +36,10 @@ import (
 // and scaled, and labels numbered, as there. A label of "" is then none, as in what is predicted.
 //
 // Errors: a file that is not CSV, or not UTF-8; columns without a name, or two of one name; no
-// column of the name; a value that is not a finite number, or an integer that a float64 does not
-// hold, with its line; in Read, a label that is missing or not among the classes, one that is not a
-// finite number if the input has floats, and an integer that the input does not hold.
+// column of the name; a value that is missing or not a finite number, or an integer that a float64
+// does not hold, with its line and column; in Read, a label that is missing or not among the
+// classes, one that is not a finite number if the input has floats, and an integer that the input
+// does not hold.
 func CSV(path, label string, known ...Mapping) (samples Set, classes []string, err error) {
 	return Source(nil).CSV(path, label, known...)
 }
@@ -123,11 +124,11 @@ func (t *sheet) read(label string, as *Mapping) error {
 		if err != nil {
 			return wrong(t.path, "%w", err)
 		}
-		for _, c := range t.at {
+		for i, c := range t.at {
 			x, err := number(strings.TrimSpace(record[c]))
 			if err != nil {
 				line, _ := in.FieldPos(c)
-				return wrong(t.path, "line %d: %w", line, err)
+				return wrong(t.path, "line %d, column %q: %w", line, t.columns[i], err)
 			}
 			t.values = append(t.values, x)
 		}
@@ -185,7 +186,8 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 func number(text string) (float64, error) {
 	x, err := parse(text)
 	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0, fmt.Errorf("%q is no finite number", text)
+		return 0, fmt.Errorf("%q is no finite number: correct it, or leave out the line or "+
+			"the column", text)
 	}
 	if integer(text) && math.Abs(x) >= 1<<53 {
 		exact, ok := new(big.Int).SetString(text, 10)
