@@ -29,7 +29,7 @@ func Agree(comm backend.Communicator, description string, problem error) error {
 		return err
 	})
 	if err != nil && err != problem {
-		return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+		return named(comm, err)
 	}
 	return err
 }
