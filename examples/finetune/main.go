@@ -1,6 +1,6 @@
 // Command finetune trains a language model of a Hugging Face folder on texts and conversations:
-// GPT-2, Llama 2 and 3, Mistral, Qwen 2 and 3. Ranks divide the samples of a batch, the positions
-// of each sample (--sp), the weights (--tp), or any product of the three.
+// GPT-2, Llama 2 and 3, Mistral, Qwen 2 and 3. Ranks split the samples of a batch and the
+// positions of each sample (--sp), and shard the weights (--tp), in any product of the three.
 //
 //	euryale run -n 2 ./examples/finetune Llama-3.2-1B --data book.txt --out tuned
 //	euryale run -n 4 ./examples/finetune gpt2 --data book.txt --lora 8 --tp 2 --out adapter
@@ -23,11 +23,11 @@
 // samples, so losses agree except for rounding.
 //
 // Ranks shard the solver's state (--shards 1), gradients (2) and weights (3), and --memory bounds
-// the GiB of each rank: see docs/shards.md and docs/memory.md. A line has the tokens/s and the
-// TFLOP/s of each rank since the last one, without evaluations, and the time left. With --peak mfu
-// is the share of the TFLOP/s that a rank's device has. The last line is for programs: loss is a
-// running mean over about 20 steps, eval of held-out samples, and params the SHA-256 of what was
-// trained.
+// the GiB that training takes on each rank, without evaluations: see docs/shards.md and
+// docs/memory.md. A line has the tokens/s of all ranks and the TFLOP/s of each since the last one,
+// without evaluations, and the time left. With --peak mfu is the share of the TFLOP/s that a rank's
+// device has. The last line is for programs: loss is a running mean over about 20 steps, eval of
+// held-out samples, and params the SHA-256 of what was trained.
 //
 //	step 50/200: loss=2.8011 eval=2.9120 tokens/s=15230 tflops=401.2 mfu=0.41 left=1m20s
 //	loss=2.7125 eval=2.8883 ranks=2 layout=dp2xsp1xtp1 backend=host params=9e1f... seconds=172.3
@@ -126,7 +126,7 @@ func (t *trainer) check(ranks int) {
 	parts := max(1, ranks/(t.sp*t.tp)) * t.accumulate
 	usage.Check("finetune", usage.Unless(ranks%(t.sp*t.tp) == 0, "sp", "an --sp and a --tp whose "+
 		"product divides %d ranks", ranks), usage.Unless(t.batch%parts == 0, "batch",
-		"a multiple of %d: of --accumulate times the ranks that divide samples", parts))
+		"a multiple of %d: of --accumulate times the ranks that split samples", parts))
 }
 
 // layers returns the names of --targets, nil for none.

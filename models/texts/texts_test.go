@@ -99,8 +99,8 @@ func TestAConversationIsCutOnce(t *testing.T) {
 	write(t, dir, "chat_template.jinja", "{% for m in messages %}{{ m.content }}"+
 		"{% if loop.last and m.role == 'assistant' %}!{% endif %}{% endfor %}")
 	path := write(t, dir, "a.jsonl", `{"text": null, "messages": [{"role": "user", `+
-		`"content": "a"}, {"role": "assistant", "content": "b c d"}, {"role": "user", "content": "e"},`+
-		` {"role": "assistant", "content": "f g h"}]}`)
+		`"content": "a"}, {"role": "assistant", "content": "b c d"}, {"role": "user", `+
+		`"content": "e"}, {"role": "assistant", "content": "f g h"}]}`)
 	for context, want := range map[int]int{2: 1, 100: 0} {
 		_, cut, err := texts.Read(dir, context, path)
 		require.Equal(t, fmt.Sprintf("those cut at %d", context), cut, want)
