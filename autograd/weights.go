@@ -404,7 +404,8 @@ func newestIn(in files.Dir) (files.Dir, error) {
 		return in, err
 	}
 	if len(all) == 0 {
-		return in, fmt.Errorf("%w: it has no checkpoint: name another directory, or a file", fs.ErrNotExist)
+		return in, fmt.Errorf("%w: it has no checkpoint: name another directory, or a file",
+			fs.ErrNotExist)
 	}
 	if all[0].Wrong != nil {
 		return in, fmt.Errorf("%w, or name one in %s", all[0].Wrong, in.Path(""))

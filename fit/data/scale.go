@@ -55,8 +55,8 @@ func Standardize(s Set, known ...Mapping) (Set, error) {
 func (m *Mapping) standardize(s Set) error {
 	n := len(m.Columns)
 	if s.Len() == 0 {
-		return fmt.Errorf("%w: data.Standardize: there are no samples to learn from: give those of "+
-			"the training, or a Mapping", backend.ErrArgument)
+		return fmt.Errorf("%w: data.Standardize: there are no samples to learn from: give those "+
+			"of the training, or a Mapping", backend.ErrArgument)
 	}
 	m.Means, m.Deviations = make([]float64, n), make([]float64, n)
 	x := make([]float64, n)
