@@ -19,7 +19,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"golang.org/x/image/draw"
 
@@ -542,8 +541,11 @@ func (s Source) Text(path string, n int, known ...Mapping) (samples Set, charact
 // letters returns a file of text, without the mark with which UTF-8 may begin.
 func (s Source) letters(path string) ([]byte, error) {
 	text, err := s.contents(path)
-	if err == nil && !utf8.Valid(text) {
-		err = wrong(path, "it is not UTF-8 text: convert it")
+	if err != nil {
+		return nil, err
 	}
-	return bytes.TrimPrefix(text, []byte("\ufeff")), err
+	if text, err = files.UTF8(text); err != nil {
+		err = wrong(path, "%w", err)
+	}
+	return text, err
 }

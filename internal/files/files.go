@@ -4,6 +4,7 @@ package files
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"crypto/rand"
 	"encoding/json"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"syscall"
+	"unicode/utf8"
 )
 
 // Open opens a file for reading that others may have written. What is no regular file, such as a
@@ -91,6 +93,14 @@ func contents(f fs.File, err error, path string, most int) ([]byte, error) {
 		err = fmt.Errorf("%s has more than %d bytes, which are enough for such a file", path, most)
 	}
 	return text, err
+}
+
+// UTF8 returns the text of a file without its byte order mark, or an error if it is not UTF-8.
+func UTF8(content []byte) ([]byte, error) {
+	if !utf8.Valid(content) {
+		return nil, errors.New("it is not UTF-8 text: convert it")
+	}
+	return bytes.TrimPrefix(content, []byte("\ufeff")), nil
 }
 
 // ErrPointer is the error for what Git LFS keeps in the place of a file.

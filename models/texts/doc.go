@@ -9,7 +9,7 @@
 // A file whose name ends in .jsonl has a document on each line: {"text": "..."}, or {"messages":
 // [{"role": "user", "content": "..."}, ...]}, a conversation. Keys of other names are ignored, but
 // those that would change what a conversation is, such as "tools", are refused. Any other file is
-// one document, its text.
+// one document, its text. Files are UTF-8, with or without a byte order mark.
 //
 // A text becomes tokens with those that the tokenizer puts around it, and ends with the
 // tokenizer's EOS. All of its tokens are targets. A longer text than the context is cut into

@@ -76,6 +76,9 @@ type reader struct {
 
 func (r *reader) file(path string) error {
 	text, err := files.Read(path, maxFile)
+	if err == nil {
+		text, err = files.UTF8(text)
+	}
 	if err != nil {
 		return err
 	}
@@ -124,7 +127,7 @@ func (r *reader) line(line []byte) error {
 	return fmt.Errorf("it has neither text nor messages, or both: give one of them")
 }
 
-// conversation reads messages, whose values are texts.
+// conversation reads messages, whose values are texts, or null where they need not be.
 func conversation(text []byte) ([]message, error) {
 	var messages []message
 	if err := json.Unmarshal(text, &messages); err != nil {
@@ -140,6 +143,11 @@ func conversation(text []byte) ([]message, error) {
 			case strings.ContainsAny(is, begins+ends):
 				return nil, fmt.Errorf("messages: %s of message %d has U+FDD0 or U+FDD1, which "+
 					"are no characters", key, i)
+			}
+		}
+		for _, key := range []string{"role", "content"} {
+			if m[key] == nil {
+				return nil, fmt.Errorf("messages: message %d has no %s: give it a text", i, key)
 			}
 		}
 	}

@@ -41,7 +41,8 @@ func TestEachTokenOfATextIsATargetOnce(t *testing.T) {
 	dir := folder(t)
 	const long = "the quick brown fox jumps over the lazy dog"
 	for name, text := range map[string]string{
-		"a.txt": long, "a.jsonl": "\n" + `{"text": "` + long + `", "id": 1}` + "\n",
+		"a.txt": "\ufeff" + long, "a.jsonl": "\n" + `{"text": "` + long + `", "id": 1}` + "\n",
+		"b.jsonl": "\ufeff" + `{"text": "` + long + `"}`,
 	} {
 		path := write(t, dir, name, text)
 		tok := require.Value(tokenizer.Load(dir))(t)
@@ -122,6 +123,10 @@ func TestWhatIsNoDocumentIsRefusedByItsLine(t *testing.T) {
 			"only texts",
 		`{"messages": [{"content": "\ufdd0"}]}`:                    "which are no characters",
 		`{"messages": [{"role": "assistant", "tool_calls": [1]}]}`: "tool_calls of message 0",
+		`{"messages": [{"from": "human", "value": "a"}]}`:          "message 0 has no role",
+		`{"messages": [{"role": "assistant", "content": null}]}`:   "message 0 has no content",
+		`{"messages": [null]}`:                                     "message 0 has no role",
+		"{\"text\": \"caf\xe9\"}":                                  "it is not UTF-8 text",
 	} {
 		_, _, err := texts.Read(dir, 9, write(t, dir, "a.jsonl", chat+"\n"+line))
 		require.Fails(t, line, err, want)
