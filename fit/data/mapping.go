@@ -77,6 +77,14 @@ func given(known []Mapping) (*Mapping, error) {
 		return nil, fmt.Errorf("%w: data: a mapping of %d columns with %d means and %d deviations",
 			backend.ErrArgument, len(m.Columns), n, len(m.Deviations))
 	}
+	for c, mean := range m.Means {
+		d := m.Deviations[c]
+		if !(math.Abs(mean) <= math.MaxFloat64 && d > 0 && d <= math.MaxFloat64) {
+			return nil, fmt.Errorf("%w: data: a mapping whose column %q has the mean %v and the "+
+				"deviation %v: give that of the training, as it was", backend.ErrArgument,
+				m.Columns[c], mean, d)
+		}
+	}
 	return &m, nil
 }
 

@@ -259,6 +259,10 @@ func TestScalesTravelWithTheMapping(t *testing.T) {
 		"0 columns":                        require.Err(data.Standardize(data.Of(1, nil))),
 		"1 means and 0 deviations": require.Err(first(data.CSV(table, "kind",
 			data.Mapping{Columns: []string{"a"}, Means: []float64{1}}))),
+		"the mean 1 and the deviation 0": require.Err(first(data.CSV(table, "kind", data.Mapping{
+			Columns: []string{"a"}, Means: []float64{1}, Deviations: []float64{0}}))),
+		"the mean NaN": require.Err(data.Standardize(samples, data.Mapping{Deviations: []float64{1,
+			1}, Columns: known.Columns, Means: []float64{math.NaN(), 1}})),
 		`"a" are too large`: require.Err(data.Standardize(require.Value(first(data.CSV(file(t,
 			"huge.csv", []byte("a,b\n1e300,1\n-1e300,1\n")), "b")))(t))),
 	} {
