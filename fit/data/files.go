@@ -38,7 +38,7 @@ import (
 // column of the name; a value that is missing or not a finite number, or an integer that a float64
 // does not hold, with its line and column; in Read, a label that is missing or not among the
 // classes, one that is not a finite number if the input has floats, and an integer that the input
-// does not hold.
+// does not hold, with its line.
 func CSV(path, label string, known ...Mapping) (samples Set, classes []string, err error) {
 	return Source(nil).CSV(path, label, known...)
 }
@@ -79,7 +79,7 @@ func (s Source) CSV(path, label string, known ...Mapping) (samples Set, classes 
 			}
 		}
 		if err = cmp.Or(err, from.Read(i, row)); err != nil {
-			return wrong(path, "sample %d: %w", i, err)
+			return wrong(path, "line %d: %w", t.lines[i], err)
 		}
 		return nil
 	}, Mapping{Columns: t.columns, Classes: kinds.classes}}
@@ -98,6 +98,7 @@ type sheet struct {
 	values  []float64
 	labels  []string
 	targets []float64 // the numbers of labels, NaN for none
+	lines   []int     // of the file, from 1
 }
 
 // read reads the columns that a mapping names, or all but the label.
@@ -123,10 +124,10 @@ func (t *sheet) read(label string, as *Mapping) error {
 		if err != nil {
 			return wrong(t.path, "%w", err)
 		}
+		line, _ := in.FieldPos(0)
 		for i, c := range t.at {
 			x, err := number(strings.TrimSpace(record[c]))
 			if err != nil {
-				line, _ := in.FieldPos(c)
 				return wrong(t.path, "line %d, column %q: %w", line, t.columns[i], err)
 			}
 			t.values = append(t.values, x)
@@ -140,6 +141,7 @@ func (t *sheet) read(label string, as *Mapping) error {
 			x = math.NaN()
 		}
 		t.labels, t.targets = append(t.labels, l), append(t.targets, x)
+		t.lines = append(t.lines, line)
 	}
 	if len(t.labels) == 0 {
 		return wrong(t.path, "there is no line behind the header")
