@@ -35,7 +35,8 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 		t.Errorf("it is %v of class %d", x, class)
 	}
 	row := []any{make([]float32, 2), make([]int, 1)}
-	refused(t, test, `line 3: the label "elk" is none of the classes ["cat" "dog" "owl"]`, s.Read(1, row))
+	refused(t, test, `line 3: the label "elk" is none of the classes ["cat" "dog" "owl"]`,
+		s.Read(1, row))
 	refused(t, test, "line 4: there is no label", s.Read(2, row))
 	if err := s.Read(1, row[:1]); err != nil { // a prediction
 		t.Error(err)
