@@ -2,9 +2,7 @@ package launch
 
 import (
 	"bufio"
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -101,6 +99,9 @@ func (j Job) runAgents(ctx context.Context, b *builder) error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.running = w
+		for len(a.arrived) > 0 { // since all had connected
+			a.join(<-a.arrived)
+		}
 	}
 	err = c.attempt(ctx, 0)
 	within(drainTime, func() { <-own })
@@ -133,13 +134,18 @@ func (a *agents) serve(number int, conn net.Conn) {
 	go speak(conn, of.orders, of.over)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w := a.running; w != nil {
-		h := &remote{host: host{ranks: a.slots}}
-		of.employs(h)
-		go w.pass(joined{host: &h.host, agent: h})
+	if a.running != nil {
+		a.join(of)
 		return
 	}
 	a.arrived <- of
+}
+
+// join makes the agent's machine one more host of the running job.
+func (a *agents) join(of *agent) {
+	h := &remote{host: host{ranks: a.slots}}
+	of.employs(h)
+	go a.running.pass(joined{host: &h.host, agent: h})
 }
 
 // employs makes a host of the agent's machine.
@@ -161,19 +167,28 @@ func (c halved) Close() error {
 	return c.Conn.Close()
 }
 
-// await waits until the agents of all hosts have connected.
+// await waits until the agents of all hosts have connected. One that connects again has been
+// started again: its first connection is of no use.
 func (a *agents) await(ctx context.Context, hosts []*remote) error {
 	patience := patience(slices.Concat(os.Environ(), a.job.Env))
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for range hosts {
+	for missing := len(hosts); missing > 0; {
 		of, err := until(ctx, a.job.Signals, a.arrived)
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		if err == nil {
-			of.employs(hosts[of.number])
+		if err != nil {
+			break
 		}
+		h := hosts[of.number]
+		if h.in == nil {
+			missing--
+		} else {
+			h.pipe.Close()
+			close(h.over)
+		}
+		of.employs(h)
 	}
 	var missing []string
 	for i, h := range hosts {
@@ -187,5 +202,5 @@ func (a *agents) await(ctx context.Context, hosts []*remote) error {
 	}
 	return fmt.Errorf("the launchers of machines %s have not connected within %v "+
 		"(EURYALE_TIMEOUT): start the command on all machines, and let them reach this one: %w",
-		strings.Join(missing, ", "), patience, cmp.Or(context.Cause(ctx), errors.New("missing")))
+		strings.Join(missing, ", "), patience, context.Cause(ctx))
 }
