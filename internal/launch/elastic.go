@@ -23,9 +23,10 @@ type Elastic struct {
 	// Most is the number of ranks up to which hosts that are added let the job grow; 0 means
 	// Job.Ranks.
 	Most int
-	// Hosts is asked every second which hosts there are. The job goes on on those that are added or
-	// have come back; the processes of a host that is not there any more are told to end, and
-	// replaced elsewhere. nil means those of Job.Hosts, of which none comes back.
+	// Hosts is asked every second which hosts there are; a list holds if it is the same twice in a
+	// row, and not empty. The job goes on on those that are added or have come back; the processes
+	// of a host that is not there any more are told to end, and replaced elsewhere. nil means those
+	// of Job.Hosts, of which none comes back.
 	Hosts func() ([]Host, error)
 }
 

@@ -406,3 +406,24 @@ func TestHostsComeAndGo(t *testing.T) {
 	does(joined{host: back}, "launch.notice host a takes part")
 	require.Slices(t, "on a there", on(back), []int{4})
 }
+
+// TestWhatIsListedOnceDoesNotHold: a file of hosts may be read while it is written. An empty list
+// never holds, and is told once.
+func TestWhatIsListedOnceDoesNotHold(t *testing.T) {
+	a, b := Host{"a", 1}, Host{"b", 1}
+	s := elasticJob(1, 0, host{Host: a, ranks: 1}, host{Host: b, ranks: 1})
+	var next []Host
+	var notices []string
+	s.job.Elastic.Hosts = func() ([]Host, error) { return next, nil }
+	s.job.Notice = func(text string) { notices = append(notices, text) }
+	w := &watch{job: s.job, supervisor: *s,
+		remotes: []*remote{{orders: make(chan order, 1)}, {orders: make(chan order, 1)}}}
+	for _, next = range [][]Host{{a, b}, {a}, {a, b}, {a, b}, {}, {}, {b}, {}, {b}} {
+		w.list()
+	}
+	empty := "the hosts stay as they are: none is listed"
+	require.Slices(t, "the notices", notices, []string{empty})
+	w.list()
+	require.Slices(t, "then the notices", notices, []string{empty,
+		"host a is to be left: its processes are told to end"})
+}

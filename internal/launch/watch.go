@@ -29,6 +29,7 @@ type watch struct {
 	remotes  []*remote             // that the ranks run on; nil for this machine
 	connects func(h *remote) error // to one more host
 	joins    []*remote             // hosts that were begun to be reached since
+	hosts    []Host                // as they were listed last
 	listing  string                // why it is not known which hosts there are
 	orders   <-chan order          // from the job's launcher, if this is its launcher on a host
 	heard    func(news)            // sends news to that launcher
@@ -203,18 +204,23 @@ func (w *watch) run(ctx context.Context) error {
 	return w.supervisor.outcome()
 }
 
-// list asks which hosts an elastic job has now.
+// list asks which hosts an elastic job has now. One answer may be half of what is being written.
 func (w *watch) list() {
 	if w.job.Elastic == nil || w.job.Elastic.Hosts == nil {
 		return
 	}
+	before := w.hosts
 	hosts, err := w.job.Elastic.Hosts()
-	if err == nil {
-		w.listing = ""
-		w.step(listed(hosts))
-	} else if err.Error() != w.listing {
+	if err == nil && len(hosts) == 0 {
+		err = errors.New("none is listed")
+	}
+	switch w.hosts = hosts; {
+	case err != nil && err.Error() != w.listing:
 		w.listing = err.Error()
 		w.notice("the hosts stay as they are: " + w.listing)
+	case err == nil && slices.Equal(hosts, before):
+		w.listing = ""
+		w.step(listed(hosts))
 	}
 }
 
