@@ -272,8 +272,14 @@ func (e listed) apply(s *supervisor) {
 			s.do(signals{h.number, syscall.SIGTERM})
 		}
 	}
+	ends := func(name string) bool { // it has the slots and GPUs of the host
+		return slices.ContainsFunc(s.ranks, func(r *rank) bool {
+			return r.host.Name == name && !r.over
+		})
+	}
 	for _, h := range e {
-		if why, known := s.pool.joining[h.Name]; !there[h.Name] && (!known || why != "") {
+		if why, known := s.pool.joining[h.Name]; !there[h.Name] && !ends(h.Name) &&
+			(!known || why != "") {
 			s.pool.joining[h.Name] = ""
 			s.do(join{h, why})
 		}

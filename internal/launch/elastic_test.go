@@ -385,6 +385,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	does(listed{a, c}, "launch.notice host b is to be left: its processes are told to end",
 		"launch.signals {1 15}", "launch.join {{c 2} }")
 	does(listed{a, c})
+	does(listed{a, b, c}) // b's process has not ended
 	does(ended{ending{rank: 1, host: "b", Status: exits(143)}}, "launch.notice process 1 has "+
 		"ended (exit status 143, as of a program that a signal ended or told to end "+
 		"(terminated)): it is not replaced, since no host can take another process")
