@@ -223,6 +223,8 @@ func TestErrorsSayWhichObjectAndWhatToDo(t *testing.T) {
 	for _, url := range []string{"s3:///x", "http://bucket/x"} {
 		require.Fails(t, url, require.Err(bucket.Open(url)), backend.ErrArgument, url)
 	}
+	require.Fails(t, "joined as a path", require.Err(files.At("s3:/bucket/x", bucket.Open)),
+		backend.ErrArgument, "url.JoinPath")
 	require.Fails(t, "without a store", require.Err(files.At("s3://bucket/x")), backend.ErrArgument,
 		"bucket.Open")
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -59,6 +60,9 @@ type File interface {
 // Disk returns a directory on a disk.
 func Disk(dir string) Dir { return Dir{disk(dir), ".", dir} }
 
+// joined matches what filepath.Join makes of URLs, which would be a new directory on this disk.
+var joined = regexp.MustCompile(`^(file|gs|s3):/[^/]`)
+
 // At returns the directory of a path, or of a URL that the first store opens. It may not exist. If
 // the path is of a file, that has the name "." in it.
 func At(dir string, store ...Opener) (Dir, error) {
@@ -67,6 +71,9 @@ func At(dir string, store ...Opener) (Dir, error) {
 	}
 	scheme, rest, url := strings.Cut(dir, "://")
 	switch {
+	case joined.MatchString(dir):
+		return Dir{}, fmt.Errorf("%w: %s is no URL, which has two slashes: join its parts by "+
+			"url.JoinPath, not by filepath.Join", backend.ErrArgument, dir)
 	case !url:
 		return Disk(dir), nil
 	case scheme == "file":
