@@ -23,13 +23,13 @@ func Cosine(from, to float64, steps int) Schedule {
 		if step >= steps {
 			return to
 		}
-		return halfCosine(from, to, float64(step)/float64(steps))
+		return halfCosine(from, to, math.Pi*float64(step)/float64(steps))
 	}
 }
 
-// halfCosine is what lies between two rates, at a share of the way.
-func halfCosine(from, to, share float64) float64 {
-	return to + (from-to)*(1+math.Cos(math.Pi*share))/2
+// halfCosine is what lies between two rates, at an angle of 0 to π.
+func halfCosine(from, to, angle float64) float64 {
+	return to + (from-to)*(1+math.Cos(angle))/2
 }
 
 // OneCycle rises from 1/25 of a rate to that rate in the first 30 % of so many steps, falls to
@@ -42,9 +42,9 @@ func OneCycle(rate float64, steps int) Schedule {
 	return func(step int) float64 {
 		switch s := float64(step); {
 		case s <= top:
-			return halfCosine(first, rate, s/top)
+			return halfCosine(first, rate, math.Pi*(s/top))
 		case s < end:
-			return halfCosine(rate, last, (s-top)/(end-top))
+			return halfCosine(rate, last, math.Pi*((s-top)/(end-top)))
 		}
 		return last
 	}

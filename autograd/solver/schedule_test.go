@@ -30,6 +30,15 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 	}
 }
 
+// TestACosineKeepsItsBits: π times the step is divided by the steps, so that a training that is
+// continued has the rates of one that has begun under an earlier version.
+func TestACosineKeepsItsBits(t *testing.T) {
+	rate := Cosine(1, 0, 100)
+	for step := range 100 {
+		require.Equal(t, "the rate", rate(step), (1+math.Cos(math.Pi*float64(step)/100))/2)
+	}
+}
+
 func TestSchedules(t *testing.T) {
 	rate := Warmup(2, nil)(0)
 	require.Check(t, math.IsNaN(rate), "without a schedule the rate is %v", rate)
