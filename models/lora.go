@@ -249,7 +249,9 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 	if err != nil {
 		return err
 	}
-	if _, err := in.Stat(configName); err == nil && !same(in, m.dir) {
+	if _, err := in.Stat(configName); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	} else if err == nil && !same(in, m.dir) {
 		return fmt.Errorf("%w: it has a model, and transformers would apply the adapter to it: "+
 			"name another folder", backend.ErrArgument)
 	}

@@ -3,7 +3,9 @@ package models_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -158,4 +160,25 @@ func builds(t *testing.T, m *models.Model) (err error) {
 		return nil
 	})
 	return err
+}
+
+// TestAnAdapterIsNotSavedWhereAModelMayBe: a store that does not say whether there is one.
+func TestAnAdapterIsNotSavedWhereAModelMayBe(t *testing.T) {
+	m := require.Value(models.Load("testdata/llama3", func(string) (fs.FS, error) {
+		return refusing{}, nil
+	}))(t)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
+	err := m.SaveAdapter("s3://bucket/adapter", learned(t, m))
+	require.Fails(t, "SaveAdapter", err, fs.ErrPermission)
+}
+
+// refusing is an empty store that does not say whether it has a config.json.
+type refusing struct{}
+
+func (refusing) Open(name string) (fs.File, error) {
+	if path.Base(name) == "config.json" {
+		return nil, fs.ErrPermission
+	}
+	return nil, fs.ErrNotExist
 }
