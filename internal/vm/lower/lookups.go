@@ -89,7 +89,7 @@ func splitLookups(p *ir.Program, updates []Update) (*ir.Program, error) {
 		}
 		rests[i], sums[i], ok = terms(p, p.Results[n+i])
 		if !ok || (rests[i] < 0) != of.Alone {
-			return nil, fmt.Errorf("plan: the gradient of update %d has other terms than lookups "+
+			return nil, fmt.Errorf("lower: the gradient of update %d has other terms than lookups "+
 				"of rows", i)
 		}
 		for _, a := range p.Values[sums[i]].Args {

@@ -44,7 +44,7 @@ func fullyShard(p *ir.Program, updates []Update) (*ir.Program, error) {
 		default:
 			for _, a := range v.Args {
 				if halved(a) {
-					return nil, fmt.Errorf("plan: %v of %s reads %s, which ranks gather in BF16",
+					return nil, fmt.Errorf("lower: %v of %s reads %s, which ranks gather in BF16",
 						v.Op, v.Name, p.Values[a].Name)
 				}
 			}

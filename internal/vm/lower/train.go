@@ -68,7 +68,7 @@ func Train(p *ir.Program, s Solver) (*Training, error) {
 	for i := range t.Updates {
 		assigns, err := t.update(&t.Updates[i], i)
 		if err != nil {
-			return nil, fmt.Errorf("plan: update of %s: %w", p.Values[t.Runs[i]].Name, err)
+			return nil, fmt.Errorf("lower: update of %s: %w", p.Values[t.Runs[i]].Name, err)
 		}
 		t.ByUpdate = append(t.ByUpdate, assigns)
 	}
@@ -354,7 +354,8 @@ func (t *Training) rule(u *Update, dw ir.ID, before []ir.ID, like ir.Value) ([]i
 		case len(args) == 1:
 			op = ir.Unary{Op: c.Op}
 		case len(args) != 2:
-			return nil, fmt.Errorf("%w: a solver's rule with %v", backend.ErrUnsupported, c.Op)
+			return nil, fmt.Errorf("%w: a solver's rule with %v: write the rule without it",
+				backend.ErrUnsupported, c.Op)
 		}
 		ids[k] = t.value(op, like, args...)
 	}
