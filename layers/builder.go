@@ -64,6 +64,8 @@ func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
 // the mean over all their samples. The default is one for each replica. Call it before the loss:
 //   - with n times the replicas, to accumulate n runs: [Builder.Training] has vm.Accumulate(n);
 //   - with 1 for vm.WithTree and vm.WithElastic, whose gradients are a mean over micro-batches.
+//     For nothing else: gradients are averaged then, and where they are sums, as on other layouts,
+//     the checkpoints do not fit.
 //
 // Errors: [backend.ErrArgument] for other numbers, and after the loss.
 func (b *Builder) Batches(n int) {

@@ -104,9 +104,13 @@ func (t *Terms) Check(u Use) error {
 			"layers.Table %s before and after each run: leave one of them out", backend.ErrArgument,
 			u.prefix(), t.Table)
 	case t.Counted != "" && several:
+		advice := "leave one of them out"
+		if u.Tree == 0 {
+			advice = "call Builder.Batches before the loss, and Tokens.Count before each run"
+		}
 		return fmt.Errorf("%w: %sseveral runs are one step, and the loss divides by the number "+
 			"of targets %s of one run that are not Tokens.Padding: the runs of a step would have "+
-			"wrong weights: leave one of them out", backend.ErrArgument, u.prefix(), t.Counted)
+			"wrong weights: %s", backend.ErrArgument, u.prefix(), t.Counted, advice)
 	case t.Counted != "" && size != ranks:
 		return fmt.Errorf("%w: the loss divides by the number of targets %s that are not "+
 			"Tokens.Padding on %d ranks, and WithDataParallel has %d: use a layers.Layout of all "+
