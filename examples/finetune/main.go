@@ -18,16 +18,16 @@
 // into samples. With --pack samples share a context, and do not see each other.
 //
 // A step has --batch samples of all ranks together, in --accumulate runs. Samples are shuffled anew
-// for each epoch. Losses are means over the targets that count. The last tenth of the samples is
-// held out, of which 8 batches are evaluated, or all of --eval. Every layout draws the same
-// samples, so losses agree except for rounding.
+// for each epoch. Losses are means over the targets that count. A tenth of the samples is held
+// out, of whole documents that are drawn from all of --data, and 8 batches of these are evaluated;
+// or all of --eval. Every layout draws the same samples, so losses agree except for rounding.
 //
 // Ranks shard the solver's state (--shards 1), gradients (2) and weights (3), and --memory bounds
 // the GiB that training takes on each rank, without evaluations: see docs/shards.md and
 // docs/memory.md. A line has the tokens/s of all ranks and the TFLOP/s of each since the last one,
-// without evaluations, and the time left. With --peak mfu is the share of the TFLOP/s that a rank's
-// device has. The last line is for programs: loss is a running mean over about 20 steps, eval of
-// held-out samples, and params the SHA-256 of what was trained.
+// without evaluations and checkpoints, and the time left. With --peak mfu is the share of the
+// TFLOP/s that a rank's device has. The last line is for programs: loss is a running mean over
+// about 20 steps, eval of held-out samples, and params the SHA-256 of what was trained.
 //
 //	step 50/200: loss=2.8011 eval=2.9120 tokens/s=15230 tflops=401.2 mfu=0.41 left=1m20s
 //	loss=2.7125 eval=2.8883 ranks=2 layout=dp2xsp1xtp1 backend=host params=9e1f... seconds=172.3

@@ -217,6 +217,7 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 
 func TestBadArguments(t *testing.T) {
 	dir, model := withText(t), t.TempDir()
+	file := filepath.Join(dir, "text", "x") // where no folder can be
 	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666))
 	for flags, want := range map[string]string{
 		small(dir) + " --tp 3":                   "an --sp and a --tp whose product divides 2",
@@ -239,6 +240,7 @@ func TestBadArguments(t *testing.T) {
 		small(dir) + " --out " + folder + "/":    ": use another folder",
 		small(dir) + " --out /proc/none":         "finetune: mkdir /proc/none:",
 		small(dir) + " --lora 2 --out " + model:  "has a model, and an adapter would be",
+		small(dir) + " --lora 2 --out " + file:   "finetune: stat ",
 		folder + " --out x":                      "--data: use the path of a file",
 		"/nothing" + " --data x --out y":         "no such file",
 	} {

@@ -68,18 +68,21 @@ type past struct {
 // read makes the samples, which are the same on all ranks.
 func (t *trainer) read() {
 	samples, cut, err := texts.Read(t.folder, t.context, t.data...)
-	held := len(samples) / 10
-	if t.evalData != nil && err == nil {
-		held = 0
-		t.heldOut, _, err = texts.Read(t.folder, t.context, t.evalData...)
-	}
 	check(err)
-	t.training = samples[:len(samples)-held]
-	t.heldOut = append(t.heldOut, samples[len(samples)-held:]...)
-	if t.pack {
-		t.training, t.heldOut = texts.Pack(t.training, t.context), texts.Pack(t.heldOut, t.context)
+	if t.training = samples; t.evalData == nil {
+		t.training, t.heldOut = divided(samples)
+	} else {
+		t.heldOut, _, err = texts.Read(t.folder, t.context, t.evalData...)
+		check(err)
 	}
-	if t.evalData == nil {
+	if t.pack {
+		t.training = must(texts.Pack(t.training, t.context))
+		t.heldOut = must(texts.Pack(t.heldOut, t.context))
+	}
+	if t.evalData == nil { // in another order than that of Pack, by length
+		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(t.heldOut), func(i, j int) {
+			t.heldOut[i], t.heldOut[j] = t.heldOut[j], t.heldOut[i]
+		})
 		t.heldOut = t.heldOut[:min(len(t.heldOut), evalBatches*t.batch)]
 	}
 	if len(t.training) == 0 || len(t.heldOut) == 0 {
@@ -88,6 +91,41 @@ func (t *trainer) read() {
 	}
 	t.print("%d samples to train on, %d held out, %d conversations lose their end", len(t.training),
 		len(t.heldOut), cut)
+}
+
+// divided holds out up to a tenth of samples: whole documents that are drawn from all. Of a text
+// that is more than a tenth itself, samples are drawn, whose targets are in no other; answers of a
+// conversation are in the samples of later ones.
+func divided(samples []texts.Sample) (training, heldOut []texts.Sample) {
+	tenth := len(samples) / 10
+	sizes := map[int]int{}
+	for _, s := range samples {
+		sizes[s.Document]++
+	}
+	units, last := [][]texts.Sample(nil), -1
+	for _, s := range samples {
+		text := s.Count() == len(s.Tokens)
+		if s.Document != last || text && sizes[s.Document] > tenth {
+			units = append(units, nil)
+		}
+		at := len(units) - 1
+		units[at], last = append(units[at], s), s.Document
+	}
+	held := map[int]bool{}
+	for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(len(units)) {
+		if len(units[i]) <= tenth {
+			held[i] = true
+			tenth -= len(units[i])
+		}
+	}
+	for i, unit := range units {
+		if held[i] {
+			heldOut = append(heldOut, unit...)
+		} else {
+			training = append(training, unit...)
+		}
+	}
+	return training, heldOut
 }
 
 // build makes the graph and its machines.
@@ -144,11 +182,15 @@ func (t *trainer) build() {
 
 // writable makes the folder of --out, and tries it before the training.
 func (t *trainer) writable() error {
-	if _, err := os.Stat(filepath.Join(t.out, "config.json")); err == nil && t.lora > 0 {
+	_, err := os.Stat(filepath.Join(t.out, "config.json"))
+	switch {
+	case t.lora > 0 && err != nil && !errors.Is(err, os.ErrNotExist):
+		return err
+	case t.lora > 0 && err == nil:
 		return fmt.Errorf("--lora %d --out %s: it has a model, and an adapter would be applied to "+
 			"it: name another folder", t.lora, t.out)
 	}
-	err := os.MkdirAll(t.out, 0o777)
+	err = os.MkdirAll(t.out, 0o777)
 	f, failed := os.CreateTemp(t.out, ".training-")
 	if failed == nil {
 		failed = errors.Join(f.Close(), os.Remove(f.Name()))
@@ -188,7 +230,6 @@ func (t *trainer) train(ctx context.Context) (stop error) {
 			better = t.evaluate()
 			t.print("step %d/%d: loss=%.4f eval=%.4f %s", p.Steps, t.steps, p.Loss, p.Eval,
 				t.speed(tokens, p.Steps-first, took))
-			began, first, tokens = time.Now(), p.Steps, 0
 		}
 		if t.checkpoint != "" {
 			stop = must(autograd.Stopped(ctx, t.comm))
@@ -199,6 +240,9 @@ func (t *trainer) train(ctx context.Context) (stop error) {
 		}
 		if t.checkpoint != "" && (due || stop != nil) || t.best && better {
 			check(data.Save(t.saved(), &t.solver, p, options...))
+		}
+		if due {
+			began, first, tokens = time.Now(), p.Steps, 0
 		}
 		if stop != nil && p.Steps < t.steps {
 			t.print("saved in %s after step %d: start it again to go on", t.checkpoint, p.Steps)

@@ -2,7 +2,7 @@
 // models trains:
 //
 //	samples, cut, err := texts.Read("Llama-3.2-1B-Instruct", 1024, "book.txt", "chats.jsonl")
-//	samples = texts.Pack(samples, 1024)
+//	samples, err = texts.Pack(samples, 1024)
 //
 // # Files
 //

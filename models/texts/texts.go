@@ -23,8 +23,12 @@ const Ignored = -1
 const maxFile = 1 << 32 // bytes
 
 // Sample is what a model sees at once: tokens, the next one of each as its target, or Ignored, and
-// their positions in the documents of the sample, from 0.
-type Sample struct{ Tokens, Targets, Positions []int }
+// their positions in the documents of the sample, from 0. Document is the number of the document in
+// the files, from 0: one text or conversation may be several samples.
+type Sample struct {
+	Tokens, Targets, Positions []int
+	Document                   int // not of what Pack has put together
+}
 
 // Count returns how many targets count.
 func (s Sample) Count() (n int) {
@@ -47,9 +51,8 @@ func (s Sample) Count() (n int) {
 // Cost: memory for the files, and 24 bytes for each token; time for the tokens, and for the text of
 // a conversation twice more with each answer, unless the template marks answers.
 func Read(dir string, context int, paths ...string) (samples []Sample, cut int, err error) {
-	if context < 1 {
-		return nil, 0, fmt.Errorf("texts: %w: a context of %d tokens: give 1 or more",
-			backend.ErrArgument, context)
+	if err := checked(context); err != nil {
+		return nil, 0, err
 	}
 	t, err := tokenizer.Load(dir)
 	if err != nil {
@@ -64,6 +67,14 @@ func Read(dir string, context int, paths ...string) (samples []Sample, cut int, 
 	return r.samples, r.cut, nil
 }
 
+func checked(context int) error {
+	if context < 1 {
+		return fmt.Errorf("texts: %w: a context of %d tokens: give 1 or more",
+			backend.ErrArgument, context)
+	}
+	return nil
+}
+
 // reader makes samples.
 type reader struct {
 	dir      string
@@ -71,6 +82,7 @@ type reader struct {
 	tokens   *tokenizer.Tokenizer
 	template *template // nil until a conversation needs it
 	samples  []Sample
+	document int // of the next sample
 	cut      int
 }
 
@@ -163,6 +175,7 @@ func (r *reader) text(text string) {
 	for ; len(ids) > 1; ids = ids[min(r.context, len(ids)-1):] {
 		r.add(ids[:min(r.context+1, len(ids))], nil)
 	}
+	r.document++
 }
 
 // conversation adds the samples of a conversation.
@@ -183,6 +196,7 @@ func (r *reader) conversation(messages []message) (err error) {
 		cut = cut || n < len(ids)
 		r.add(ids[:n], answers[:n])
 	}
+	r.document++
 	if cut {
 		r.cut++
 	}
@@ -195,7 +209,7 @@ func (r *reader) add(ids []int, count []bool) {
 	if n < 1 {
 		return
 	}
-	s := Sample{ids[:n:n], slices.Clone(ids[1:]), make([]int, n)}
+	s := Sample{ids[:n:n], slices.Clone(ids[1:]), make([]int, n), r.document}
 	for i := range n {
 		s.Positions[i] = i
 		if count != nil && !count[i+1] {
@@ -209,10 +223,21 @@ func (r *reader) add(ids []int, count []bool) {
 
 // Pack puts samples together, as many as fit into a context: the longest first, each where it
 // leaves the least room. The positions of each begin at 0, as [models.Model.Logits] takes them, so
-// that a document sees no other. No sample may be longer than the context.
+// that a document sees no other.
+//
+// Errors: [backend.ErrArgument] for a context below 1, and a sample that is longer than it.
 //
 // [models.Model.Logits]: https://pkg.go.dev/github.com/euryale-ml/euryale/models#Model.Logits
-func Pack(samples []Sample, context int) (packed []Sample) {
+func Pack(samples []Sample, context int) (packed []Sample, err error) {
+	if err := checked(context); err != nil {
+		return nil, err
+	}
+	for i, s := range samples {
+		if n := len(s.Tokens); n > context {
+			return nil, fmt.Errorf("texts: %w: sample %d has %d tokens, more than the context of "+
+				"%d: give both the same context", backend.ErrArgument, i, n, context)
+		}
+	}
 	rooms := make([][]int, context+1) // those of packed by the room that they have
 	samples = slices.Clone(samples)
 	slices.SortStableFunc(samples, func(a, b Sample) int {
@@ -236,5 +261,5 @@ func Pack(samples []Sample, context int) (packed []Sample) {
 		left := context - len(to.Tokens)
 		rooms[left] = append(rooms[left], at)
 	}
-	return packed
+	return packed, nil
 }

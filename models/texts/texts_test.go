@@ -156,7 +156,7 @@ func TestPackedSamplesAreWholeAndFillContexts(t *testing.T) {
 		}
 		found := map[int]int{}
 		var room, last int // of the first with room
-		for n, p := range texts.Pack(samples, context) {
+		for n, p := range require.Value(texts.Pack(samples, context))(t) {
 			require.That(t, len(p.Tokens) <= context && len(p.Tokens) == len(p.Targets) &&
 				len(p.Tokens) == len(p.Positions), "a packed sample is %v", p)
 			for at, token := range p.Tokens {
@@ -177,6 +177,30 @@ func TestPackedSamplesAreWholeAndFillContexts(t *testing.T) {
 	}
 }
 
+func TestASampleThatIsLongerThanTheContextIsNotPacked(t *testing.T) {
+	samples := []texts.Sample{{Tokens: make([]int, 2)}, {Tokens: make([]int, 3)}}
+	require.Fails(t, "a context of 2", require.Err(texts.Pack(samples, 2)), backend.ErrArgument,
+		"sample 1 has 3 tokens, more than the context of 2")
+	require.Fails(t, "a context of -2", require.Err(texts.Pack(nil, -2)), "give 1 or more")
+}
+
+// TestSamplesSayOfWhichDocumentTheyAre: parts of a text, and answers of a conversation, also behind
+// a document without a target.
+func TestSamplesSayOfWhichDocumentTheyAre(t *testing.T) {
+	dir := folder(t)
+	write(t, dir, "chat_template.jinja", "{% for m in messages %}{{ m.content }}"+
+		"{% if loop.last and m.role == 'assistant' %}!{% endif %}{% endfor %}")
+	talk := `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ` +
+		`"b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}`
+	samples, _, err := texts.Read(dir, 8, write(t, dir, "a.jsonl", talk+"\n"+talk+
+		"\n"+`{"messages": [{"role": "user", "content": "a"}]}`), write(t, dir, "b.txt", "a b c d e f g h i j k l"))
+	var documents []int
+	for _, s := range samples {
+		documents = append(documents, s.Document)
+	}
+	require.Slices(t, err, documents, []int{0, 0, 1, 1, 3, 3})
+}
+
 func ExampleRead() {
 	dir, _ := os.MkdirTemp("", "texts")
 	defer os.RemoveAll(dir)
@@ -188,7 +212,7 @@ func ExampleRead() {
 		targets += s.Count()
 	}
 	fmt.Println(len(samples), "samples of", targets, "targets,", err)
-	packed := texts.Pack(samples, 16)
+	packed, _ := texts.Pack(samples, 16)
 	fmt.Println(len(packed), "samples, the positions of the first:", packed[0].Positions)
 	// Output:
 	// 3 samples of 21 targets, <nil>
