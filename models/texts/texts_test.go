@@ -193,7 +193,8 @@ func TestSamplesSayOfWhichDocumentTheyAre(t *testing.T) {
 	talk := `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ` +
 		`"b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}`
 	samples, _, err := texts.Read(dir, 8, write(t, dir, "a.jsonl", talk+"\n"+talk+
-		"\n"+`{"messages": [{"role": "user", "content": "a"}]}`), write(t, dir, "b.txt", "a b c d e f g h i j k l"))
+		"\n"+`{"messages": [{"role": "user", "content": "a"}]}`),
+		write(t, dir, "b.txt", "a b c d e f g h i j k l"))
 	var documents []int
 	for _, s := range samples {
 		documents = append(documents, s.Document)
