@@ -314,7 +314,11 @@ func (t *trainer) again() error {
 			return err
 		}
 	}
-	return autograd.Agree(t.comm, "", errors.Join(t.hooked, t.writeLogs()))
+	var opened error
+	if t.past.Name != "" { // a server that was away may lack the end
+		opened = t.openTrackers(t.past.Steps + 1)
+	}
+	return autograd.Agree(t.comm, "", errors.Join(t.hooked, t.writeLogs(), opened))
 }
 
 // endBest restores the best epoch if that is wanted. It returns an error if an epoch was to be

@@ -32,7 +32,8 @@ import (
 // waits for at most 5 seconds.
 //
 // A training that resumes from a [Checkpoint] goes on in its run, which has each step once, but for
-// those of the last second before a checkpoint if rank 0 is killed then. In an elastic job the next
+// those of the last second before a checkpoint if rank 0 is killed then. One that had ended sends
+// the epochs that the server lacks, and that it is FINISHED. In an elastic job the next
 // rank 0 sends these. Its run is RUNNING until it is finished, or all ranks are told to stop.
 func MLflow(server, experiment string, params map[string]string) Option {
 	return func(t *trainer) {
@@ -136,7 +137,8 @@ func (m *mlflow) close(status string) {
 		err = end()
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "euryale: fit.MLflow: %v: the run at %s is not complete\n", err,
+		fmt.Fprintf(os.Stderr, "euryale: fit.MLflow: %v: the run at %s is not complete: "+
+			"of a training with fit.Checkpoint, which is started again, it gets the epochs\n", err,
 			m.server.Redacted())
 	}
 }

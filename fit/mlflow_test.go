@@ -136,8 +136,9 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			return true
 		}, "the answer has no run", false},
 	}
-	servers, took := map[string]*mlflow.Server{}, make(chan time.Duration, len(cases)+1)
+	servers, took := map[string]*mlflow.Server{}, make(chan time.Duration, len(cases)+2)
 	kept, late := t.TempDir(), mlflow.New(t)
+	over, later := t.TempDir(), mlflow.New(t)
 	lines := said(t, func() {
 		var all sync.WaitGroup
 		timed := func(f func()) {
@@ -160,6 +161,10 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			tracked(t, 2, 5, kept, "http://127.0.0.1:1")
 			tracked(t, 1, 0, kept, late.URL)
 		})
+		timed(func() {
+			tracked(t, 2, 0, over, "http://127.0.0.1:1")
+			tracked(t, 2, 0, over, later.URL)
+		})
 		all.Wait()
 	})
 	close(hung)
@@ -169,6 +174,11 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 	}
 	require.Equal(t, "epochs of a server that comes late",
 		len(late.Runs[0].Curves(t)["epoch/loss"]), 3)
+	require.That(t, len(later.Runs) == 1, "the server has %d runs of a training that had ended",
+		len(later.Runs))
+	require.Equal(t, "epochs of a server that comes after the end",
+		len(later.Runs[0].Curves(t)["epoch/loss"]), 3)
+	require.Equal(t, "its run", later.Runs[0].Status, "FINISHED")
 	for name, c := range cases {
 		s := servers[name]
 		complete := map[bool]int{true: 1}[c.complete]
