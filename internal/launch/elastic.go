@@ -72,7 +72,11 @@ type pool struct {
 
 // check reports values that no job can have.
 func (e *Elastic) check(j Job) error {
+	slots := Slots(j.Hosts)
 	switch {
+	case slots > 0 && e.Most > j.Ranks && max(e.Least, j.Ranks)+e.Standby > slots:
+		return fmt.Errorf("at least %d of %d ranks and %d on standby: the hosts take %d", e.Least,
+			e.Most, e.Standby, slots)
 	case e.Least < 1 || e.Least > j.Ranks:
 		return fmt.Errorf("at least %d of %d ranks: the number must be 1 to the number of ranks",
 			e.Least, j.Ranks)
@@ -85,9 +89,9 @@ func (e *Elastic) check(j Job) error {
 	case j.Rendezvous != "":
 		return errors.New("the ranks of an elastic job choose a new rendezvous after each loss: " +
 			"leave the rendezvous out")
-	case len(j.Hosts) > 0 && j.Ranks+e.Standby > Slots(j.Hosts):
+	case slots > 0 && j.Ranks+e.Standby > slots:
 		return fmt.Errorf("%d ranks and %d on standby: the hosts take %d", j.Ranks, e.Standby,
-			Slots(j.Hosts))
+			slots)
 	}
 	return nil
 }

@@ -27,6 +27,10 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 		"leave the restarts":    {Ranks: 2, MaxRestarts: 1, Elastic: &Elastic{Least: 1}},
 		"leave the rendezvous": {Ranks: 1, Rendezvous: "a:1", Elastic: &Elastic{Least: 1},
 			Hosts: []Host{{"a", 2}}},
+		"at least 3 of 4 ranks and 0 on standby: the hosts take 2": {Ranks: 2,
+			Elastic: &Elastic{Least: 3, Most: 4}, Hosts: []Host{{"a", 2}}},
+		"at least 1 of 4 ranks and 2 on standby: the hosts take 2": {Ranks: 1,
+			Elastic: &Elastic{Least: 1, Most: 4, Standby: 2}, Hosts: []Host{{"a", 2}}},
 		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Standby: 1},
 			Hosts: []Host{{"a", 2}}},
 	} {
