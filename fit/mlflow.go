@@ -339,7 +339,8 @@ type answer struct {
 }
 
 func (a *answer) Error() string {
-	return fmt.Sprintf("the server answers %d %s %s", a.status, a.Code, a.Message)
+	return strings.Join(strings.Fields(fmt.Sprint("the server answers ", a.status, " ", a.Code, " ",
+		a.Message)), " ")
 }
 
 // call calls a function of the server: by GET with values, else by POST.
@@ -368,13 +369,19 @@ func (m *mlflow) call(ctx context.Context, function string, request, reply any) 
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<26))
-	if err == nil && response.StatusCode != http.StatusOK {
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
 		a := &answer{status: response.StatusCode}
 		_ = json.Unmarshal(text, a) // a proxy's answer is none
 		return a
 	}
-	if err == nil && reply != nil {
-		err = json.Unmarshal(text, reply)
+	if reply == nil {
+		reply = new(struct{})
 	}
-	return err
+	if err := json.Unmarshal(text, reply); err != nil { // it may be a page for logging in
+		return fmt.Errorf("the server answers what is no JSON: %w", err)
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,6 +109,7 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 		conn, _, wrong := w.(http.Hijacker).Hijack()
 		return errors.Join(err, wrong) != nil || conn.Close() == nil
 	}
+	var page atomic.Bool
 	cases := map[string]struct {
 		fails    mlflow.Failure
 		says     string
@@ -118,8 +120,16 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 				w.WriteHeader(http.StatusBadGateway)
 			}
 			return n <= 3
-		}, "502", true},
+		}, "answers 502: the training", true},
 		"lost answers": {lose, "EOF", true},
+		"a page in place of an answer": {func(_ *mlflow.Server, _ int, w http.ResponseWriter,
+			r *http.Request) bool {
+			shown := path.Base(r.URL.Path) == "log-batch" && !page.Swap(true)
+			if shown {
+				fmt.Fprint(w, "<html>")
+			}
+			return shown
+		}, "what is no JSON", true},
 		"no answer": {func(*mlflow.Server, int, http.ResponseWriter, *http.Request) bool {
 			<-hung
 			return true
