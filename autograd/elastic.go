@@ -251,7 +251,7 @@ func (e *Elastic) do(t Turn) error {
 		e.failed, e.turn = errPanicked, t
 		e.failed = e.finish()
 	}
-	e.between = e.failed == nil || e.retires != nil && e.failed == e.retires
+	e.between = e.failed == nil || e.retires != nil && errors.Is(e.failed, e.retires)
 	return e.failed
 }
 
