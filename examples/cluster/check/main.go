@@ -80,10 +80,7 @@ func check(name string) error {
 			var j mpi.MPIJob
 			if err = yaml.UnmarshalStrict(part, &j); err == nil {
 				ranks++
-				launcher := j.Spec.MPIReplicaSpecs[mpi.MPIReplicaTypeLauncher].Template.Spec
-				worker := j.Spec.MPIReplicaSpecs[mpi.MPIReplicaTypeWorker].Template.Spec
-				worker.Containers[0].Command = launcher.Containers[0].Command // has the --grace
-				err = waits(worker)
+				err = checkMPI(j.Spec.MPIReplicaSpecs)
 			}
 		default:
 			err = fmt.Errorf("no %s %s is known here", kind.APIVersion, kind.Kind)
@@ -108,6 +105,18 @@ func reaches(s core.Service, j batch.Job) error {
 		return errors.New("the service is not that of the job's pods")
 	}
 	return nil
+}
+
+// checkMPI checks the launcher, whose command has the --grace of the workers.
+func checkMPI(of map[mpi.MPIReplicaType]*mpi.ReplicaSpec) error {
+	launcher, worker := of[mpi.MPIReplicaTypeLauncher], of[mpi.MPIReplicaTypeWorker]
+	if launcher == nil || worker == nil || len(launcher.Template.Spec.Containers) == 0 ||
+		len(worker.Template.Spec.Containers) == 0 {
+		return errors.New("it lacks a Launcher or a Worker with a container")
+	}
+	pod := worker.Template.Spec
+	pod.Containers[0].Command = launcher.Template.Spec.Containers[0].Command
+	return waits(pod)
 }
 
 // waits checks that a pod of an elastic job has more time to end than its command gives the ranks.
