@@ -93,15 +93,23 @@ func (t *Tokens) Set(ids []int) error {
 	}
 	start, end := t.b.layout.shareOf(Sequence, t.shape[t.axis])
 	own := sliceAxis(ids, t.shape, t.axis, start, end)
-	var err error
-	for _, set := range t.inputs {
-		err = cmp.Or(err, set(own))
-	}
-	if t.begun != nil {
-		err = cmp.Or(err, t.begun(ids))
+	err := t.setAll(own)
+	if err == nil && t.begun != nil {
+		err = t.begun(ids)
 	}
 	if err != nil {
 		return fmt.Errorf("layers: %s: %w", t.name, err)
+	}
+	return nil
+}
+
+// setAll sets this rank's tokens. The first error ends it: a table's is one of all ranks, which then
+// begin no exchange of the next input.
+func (t *Tokens) setAll(own []int) error {
+	for _, set := range t.inputs {
+		if err := set(own); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func elasticHash(t *testing.T, program string, flags ...string) string {
 // the job.
 func TestLaunchersOfMachinesShareAnElasticJob(t *testing.T) {
 	program := built(t, digits)
-	const epochs = "-epochs=500"
+	const epochs = "-epochs=300"
 	want := elasticHash(t, program, epochs)
 	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	meeting := ln.Addr().String()
