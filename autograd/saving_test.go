@@ -130,7 +130,10 @@ func errorBehind(t *testing.T, opts []Option) {
 					return tr.d.saver.Save(r, errors.Join(problem, tr.d.saver.Finish()),
 						func(of checkpoint.Stamp) (checkpoint.Content, error) {
 							c, err := tr.d.content(tr.solver, nil, true, false)
-							return c, errors.Join(err, os.RemoveAll(drafts(dir)[0]))
+							for _, draft := range drafts(dir) { // none if the other rank was first
+								err = errors.Join(err, os.RemoveAll(draft))
+							}
+							return c, err
 						})
 				})
 			}

@@ -103,8 +103,8 @@ func (t *Tokens) Set(ids []int) error {
 	return nil
 }
 
-// setAll sets this rank's tokens. The first error ends it: a table's is one of all ranks, which then
-// begin no exchange of the next input.
+// setAll sets this rank's tokens. The first error ends it: a table's is one of all ranks, which
+// then begin no exchange of the next input.
 func (t *Tokens) setAll(own []int) error {
 	for _, set := range t.inputs {
 		if err := set(own); err != nil {
