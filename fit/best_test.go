@@ -49,7 +49,7 @@ func TestTheRateFallsOnAPlateau(t *testing.T) {
 }
 
 // TestTheBestEpochIsRestored: the model is the one of a training that ends there, whether this one
-// stops early, has all its epochs, or is started again when it is over. With more epochs it goes on
+// stops early, has all its epochs, or is started again after its end. With more epochs it resumes
 // from its last one.
 func TestTheBestEpochIsRestored(t *testing.T) {
 	scores := []float64{1, 4, 3, 5, 2, 5, 1, 9, 1}

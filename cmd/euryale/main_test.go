@@ -29,7 +29,7 @@ func commandLine(args ...string) (code int, out, err string) {
 	return code, stdout.String(), stderr.String()
 }
 
-// An example in a help text stands on a line of its own, which can be copied: the parser takes it.
+// Each example in a help text is a separate line that can be copied, and the parser takes it.
 func TestExamplesInHelpCanBeCopied(t *testing.T) {
 	var c cli
 	parser := require.Value(kong.New(&c, kong.Name("euryale"), vars(),

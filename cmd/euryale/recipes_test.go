@@ -41,8 +41,8 @@ func kitchen(t *testing.T, dir, euryale, program, flags string) (path string) {
 	return "PATH=" + bin + ":" + os.Getenv("PATH")
 }
 
-// TestTheRecipeOfSlurm: by Slurm's own daemons, on two nodes. A rank is killed; the time is over,
-// and the job goes on when it has been queued again; a node is told to end, and lost.
+// TestTheRecipeOfSlurm: by Slurm's daemons, on two nodes. A rank is killed; the job reaches its time
+// limit, is requeued, and resumes; a node is told to end, and lost.
 func TestTheRecipeOfSlurm(t *testing.T) {
 	s := newSlurm(t, 2)
 	program := built(t, digits)
@@ -69,7 +69,7 @@ func TestTheRecipeOfSlurm(t *testing.T) {
 		kill(t, []int{s.machines[1].Ranks(t)[2]})
 		ends(s, out, `process 2 has ended \(signal: killed\): process 4 takes its place`)
 	})
-	t.Run("the time is over", func(t *testing.T) {
+	t.Run("the time limit is reached", func(t *testing.T) {
 		s.T = t
 		job, out := s.submit(script, "--chdir="+s.dir, "--time=1", "--signal=TERM@45")
 		ends(s, out, `(?s)Exited with exit code 143.*epoch \d\d`)
