@@ -41,8 +41,8 @@ func kitchen(t *testing.T, dir, euryale, program, flags string) (path string) {
 	return "PATH=" + bin + ":" + os.Getenv("PATH")
 }
 
-// TestTheRecipeOfSlurm: by Slurm's daemons, on two nodes. A rank is killed; the job reaches its time
-// limit, is requeued, and resumes; a node is told to end, and lost.
+// TestTheRecipeOfSlurm: by Slurm's daemons, on two nodes. A rank is killed; the job reaches its
+// time limit, is requeued, and resumes; a node is told to end, and lost.
 func TestTheRecipeOfSlurm(t *testing.T) {
 	s := newSlurm(t, 2)
 	program := built(t, digits)
