@@ -34,14 +34,20 @@ type written struct {
 	Prefill   float64 `json:"prefill_ms"`
 }
 
-// generates measures a GPT-2 of 124 M random weights, and prints a line for each batch: the
-// medians of all calls. With -short the model is a tiny one.
+// generates measures the model of the folder EURYALE_FOLDER, or a GPT-2 of 124 M random weights. It
+// prints a line for each batch: the medians of all calls. With -short the model is a tiny one.
 func generates(b *testing.B, d backend.Device, p vm.Precision) {
 	prompt, tokens, config := 64, 256, gpt2Sizes{12, 768, 12, 50257}
 	if testing.Short() {
 		prompt, tokens, config = 5, 4, gpt2Sizes{2, 24, 4, 61}
 	}
-	m := require.Value(models.Load(config.folder(b)))(b)
+	name, folder := "gpt2", os.Getenv("EURYALE_FOLDER")
+	if folder == "" {
+		folder = config.folder(b)
+	} else {
+		name = filepath.Base(folder)
+	}
+	m := require.Value(models.Load(folder))(b)
 	defer m.Close()
 	for _, batch := range []int{1, 16} {
 		b.Run(fmt.Sprint("batch=", batch), func(b *testing.B) {
@@ -52,7 +58,7 @@ func generates(b *testing.B, d backend.Device, p vm.Precision) {
 			prompts := make([][]int, batch)
 			for row := range prompts {
 				for range prompt {
-					prompts[row] = append(prompts[row], r.IntN(config.vocabulary))
+					prompts[row] = append(prompts[row], r.IntN(m.Vocabulary))
 				}
 			}
 			generateFor(b, g, prompts, min(tokens, 8)) // which makes plans
@@ -62,7 +68,7 @@ func generates(b *testing.B, d backend.Device, p vm.Precision) {
 				prefills = append(prefills, prefill.Seconds()*1e3)
 				speeds = append(speeds, float64(batch*(tokens-1))/rest.Seconds())
 			}
-			line := written{"gpt2", p.String(), "plan", batch, prompt, tokens,
+			line := written{name, p.String(), "plan", batch, prompt, tokens,
 				rounded(bench.Median(speeds)), rounded(bench.Median(prefills))}
 			b.ReportMetric(line.Speed, "tokens/s")
 			b.ReportMetric(line.Prefill, "prefill-ms")

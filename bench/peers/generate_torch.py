@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Tokens that transformers' GPT-2 of 124 M random weights writes, beside Euryale's.
+"""Tokens that models of transformers write, beside Euryale: GPT-2 with random weights, or a folder.
 
     python3 generate_torch.py > torch.jsonl
+    python3 generate_torch.py --folder llama-1b > torch.jsonl
     python3 generate_torch.py --device cpu --precision f32 > torch.jsonl
 
 Continues prompts greedily, and writes one JSON line for each batch:
@@ -12,7 +13,7 @@ Continues prompts greedily, and writes one JSON line for each batch:
 prefill_ms is the time of a call that writes one token. tokens_per_s is all tokens but the first by
 what a call that writes all of them takes longer. Both are medians of --rounds calls. Nothing ends a
 text early. BenchmarkGenerate and BenchmarkGenerateOnGPU of package models write such lines,
-too.
+too, of the folder that EURYALE_FOLDER names. finetune_torch.py --make writes a Llama's.
 
 Modes: `static` is a static cache, with which transformers compiles the step on GPUs, in CUDA graphs
 (torch.compile, mode reduce-overhead). `dynamic` is transformers as it comes, and the default on the
@@ -30,7 +31,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import torch._dynamo
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -58,8 +59,11 @@ def generate(model, prompts, new, args):
     return took
 
 
-def measure(batch, args):
-    torch.compiler.reset()  # so that no batch is compiled for all
+def build(args):
+    """Returns the folder's model, or GPT-2."""
+    dtype = PRECISIONS[args.precision]
+    if args.folder:
+        return AutoModelForCausalLM.from_pretrained(args.folder, dtype=dtype).to(args.device)
     torch.manual_seed(1)
     config = GPT2Config(
         n_layer=args.layers,
@@ -69,10 +73,15 @@ def measure(batch, args):
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = GPT2LMHeadModel(config).to(args.device, PRECISIONS[args.precision]).eval()
+    return GPT2LMHeadModel(config).to(args.device, dtype)
+
+
+def measure(batch, model, args):
+    torch.compiler.reset()  # so that no batch is compiled for all
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    prompts = torch.randint(args.vocabulary, (batch, args.prompt), device=args.device)
+    shape = (batch, args.prompt)
+    prompts = torch.randint(model.config.vocab_size, shape, device=args.device)
     for new in (args.new, args.new, 1, 1):
         generate(model, prompts, new, args)
     first, whole = [], []
@@ -81,7 +90,7 @@ def measure(batch, args):
         whole.append(generate(model, prompts, args.new, args))
     first, whole = statistics.median(first), statistics.median(whole)
     return {
-        "model": "gpt2",
+        "model": os.path.basename(args.folder) or "gpt2",
         "precision": args.precision,
         "mode": args.mode,
         "batch": batch,
@@ -99,6 +108,7 @@ def arguments():
     )
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--precision", default="bf16", choices=sorted(PRECISIONS))
+    p.add_argument("--folder", default="", help="of a model, instead of GPT-2")
     p.add_argument("--mode", choices=["static", "dynamic"], help="static on GPUs, else dynamic")
     p.add_argument("--batches", default="1,16", help="prompts of a call, one line for each number")
     p.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
@@ -119,8 +129,9 @@ def main():
     args = arguments()
     if args.device == "cpu":
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = build(args).eval()
     for batch in args.batches:
-        print(json.dumps(measure(batch, args)), flush=True)
+        print(json.dumps(measure(batch, model, args)), flush=True)
 
 
 if __name__ == "__main__":
