@@ -39,8 +39,14 @@ func (b Backend) Available() error {
 	return s.Unmap()
 }
 
-// maxRanks keeps at least a page of a slot for each rank in an all-to-all.
-const maxRanks = rawBytes / page
+const (
+	// maxRanks keeps at least a kilobyte of a slot for each rank in an all-to-all. 200 ranks on two
+	// cores start in 1.6 s, by sockets in 10: see bench/results/2026-11/2026-11-30-starts.md.
+	maxRanks = rawBytes >> 10
+	// fewRanks share no more memory than containers have, which is 64 MiB by default. Where more do
+	// not have theirs, sockets do.
+	fewRanks = 64
+)
 
 func tooMany(ranks int) error {
 	return fmt.Errorf("%w: %d ranks, of at most %d", backend.ErrUnsupported, ranks, maxRanks)
@@ -68,8 +74,13 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	among := group.Sharing{Gather: gather, Rank: w.Rank, Dir: b.dir()}
 	places, region := new(group.Places), Region(whole, among)
 	err := among.Form(nil, places, region)
-	if !shm.BetweenProcesses && errors.Is(err, group.ErrNoMemory) { // on every rank
-		return nil, fmt.Errorf("%w: %w", backend.ErrUnsupported, shm.ErrProcesses)
+	if errors.Is(err, group.ErrNoMemory) { // on every rank
+		switch {
+		case !shm.BetweenProcesses:
+			err = fmt.Errorf("%w: %w", backend.ErrUnsupported, shm.ErrProcesses)
+		case w.Size > fewRanks:
+			err = fmt.Errorf("%w: %w", backend.ErrUnsupported, err)
+		}
 	}
 	if err != nil {
 		return nil, err

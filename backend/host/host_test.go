@@ -313,3 +313,40 @@ func TestRankPageIsAPage(t *testing.T) {
 			what, offset)
 	}
 }
+
+// TestManyRanksShareMemory: slots of more ranks than 64 have less than a page for each, and calls
+// on more take several steps.
+func TestManyRanksShareMemory(t *testing.T) {
+	const P, chunk = 96, 1500 // at 672 elements in a step
+	comms := connect(t, P, time.Minute)
+	want := func(r, i int) float32 { return float32(r + i%7) }
+	require.NoError(t, testranks.All(P, func(r int) error {
+		x, gathered := make([]float32, P*chunk), make([]float32, P*chunk)
+		sums := make([]float32, chunk)
+		for i := range x {
+			x[i] = want(r, i)
+		}
+		call := func(k backend.Kind, dst, src []float32) error {
+			return backend.Run(comms[r], backend.Collective{Kind: k}, backend.Of(dst),
+				backend.Of(src))
+		}
+		if err := errors.Join(call(backend.AllToAll, gathered, x),
+			call(backend.ReduceScatter, sums, x)); err != nil {
+			return err
+		}
+		for i := range gathered {
+			if of := want(i/chunk, r*chunk+i%chunk); gathered[i] != of {
+				return fmt.Errorf("all-to-all: element %d is %v, want %v", i, gathered[i], of)
+			}
+		}
+		if err := call(backend.AllGather, gathered, sums); err != nil {
+			return err
+		}
+		for i := range gathered {
+			if of := float32(P*(P-1)/2 + P*(i%7)); gathered[i] != of {
+				return fmt.Errorf("the sum of element %d is %v, want %v", i, gathered[i], of)
+			}
+		}
+		return allReduce(comms[r], x)
+	}))
+}

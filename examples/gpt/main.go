@@ -28,6 +28,10 @@
 //
 // DIR/step-.../model.safetensors is a safetensors file.
 //
+// With --elastic ranks may be lost and replaced, and the bits are those of --tree without it:
+//
+//	euryale run --elastic -n 2 --standby 1 ./examples/gpt --elastic --tree 4   # kill ranks
+//
 // The exit status is 2 for a wrong command line, 128 + n after signal n, and 1 for other failures.
 package main
 
@@ -42,6 +46,7 @@ import (
 	"syscall"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -75,20 +80,28 @@ func main() {
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")
+	elastic := flag.Bool("elastic", false, "ranks may be lost: for euryale run --elastic")
 	flag.Parse()
 	cfg.check(0)
+	usage.Check("gpt", usage.Unless(!*elastic || cfg.tree > 0, "tree", "a number of micro-batches "+
+		"with --elastic"), usage.Unless(!*elastic || cfg.tp == 1, "tp", "1 with --elastic"))
 	ctx := context.Background()
-	comm := must(euryale.Init(ctx))
-	cfg.check(comm.Size())
-	if cfg.checkpoint != "" { // otherwise a signal ends the program at once
+	comm, job := autograd.Solo(), autograd.Job(nil)
+	if *elastic {
+		job = must(euryale.JoinElastic(ctx))
+	} else {
+		comm = must(euryale.Init(ctx))
+		cfg.check(comm.Size())
+	}
+	if *elastic || cfg.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	t := newTrainer(comm, cfg)
+	t := newTrainer(comm, job, cfg)
 	err := t.train(ctx)
 	if err == nil {
 		t.report()
 	}
-	check(errors.Join(err, t.layout.Close(), comm.Close()))
+	check(errors.Join(err, t.machine.Close(), t.layout.Close(), comm.Close()))
 }
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -42,29 +43,31 @@ const (
 // trainer is a model that all ranks train.
 type trainer struct {
 	config
-	comm               backend.Communicator
-	layout             *layers.Layout
-	device             backend.Device // nil for the host
-	corpus             corpus
-	micro, first, runs int            // of a step: all, the first here, how many here
-	tokens, targets    *layers.Tokens // of a micro-batch
-	loss               layers.Node
-	learnables         gorgonia.Nodes
-	machine, eval      *vm.Machine
-	solver             *solver.AdamW
-	rate               solver.Schedule
-	began              time.Time
-	past               past
+	comm            backend.Communicator
+	layout          *layers.Layout
+	device          backend.Device // nil for the host, or where elastic ranks are
+	corpus          corpus
+	micro           int            // micro-batches of a step
+	tokens, targets *layers.Tokens // of a micro-batch
+	loss            layers.Node
+	learnables      gorgonia.Nodes
+	machine, eval   *vm.Machine
+	solver          *solver.AdamW
+	rate            solver.Schedule
+	training        string // what must be the same on all ranks, and on resuming
+	began           time.Time
+	past            past
 }
 
-// past is what a checkpoint has besides weights and solver.
+// past is what a checkpoint has besides weights and solver, and what replacements get with these.
 type past struct {
-	Training string    // what must be the same on resuming
-	Losses   []float64 // of each step
-	Eval     float64   // of held-out text, after the last evaluation
+	Training  string    // empty before it begins
+	Losses    []float64 // of each step
+	Eval      float64   // of held-out text, after the last evaluation
+	Evaluated int       // after which step that was
 }
 
-func newTrainer(comm backend.Communicator, cfg config) *trainer {
+func newTrainer(comm backend.Communicator, job autograd.Job, cfg config) *trainer {
 	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now(),
 		device: map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]}
 	t.solver = &solver.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
@@ -74,23 +77,21 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	all := slices.Concat(t.corpus.characters, t.corpus.training, t.corpus.heldOut)
 	cfg.data = fmt.Sprintf("%x", sha256.Sum256(all))
 	cfg.device, cfg.checkpoint, cfg.every, cfg.sp, cfg.tp = "", "", 0, 0, 0
-	t.past.Training = fmt.Sprintf("%+v", cfg) // what the bits depend on
+	t.training = fmt.Sprintf("%+v", cfg) // what the bits depend on
 	var err error
 	if least := cfg.context + 2; min(len(t.corpus.training), len(t.corpus.heldOut)) < least {
 		err = fmt.Errorf("--data has %d characters and %d held out: %d characters are needed, "+
 			"and as many held out", len(t.corpus.training), len(t.corpus.heldOut), least)
 	}
-	check(autograd.Agree(comm, t.past.Training, err)) // machines may have different versions of Go
+	check(autograd.Agree(comm, t.training, err)) // machines may have different versions of Go
 	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
 	t.micro = cmp.Or(cfg.tree, t.layout.DP)
-	t.compile()
-	t.first, t.runs, err = autograd.TreeShare(t.micro, t.layout.Replica, t.layout.DP)
-	check(err)
+	t.compile(job)
 	return t
 }
 
 // compile makes the graph and its machines.
-func (t *trainer) compile() {
+func (t *trainer) compile(job autograd.Job) {
 	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, seed)
 	samples := t.batch / t.micro
 	if t.tree > 0 { // the loss is a mean; else it is a part of the mean, to be summed
@@ -103,58 +104,136 @@ func (t *trainer) compile() {
 	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(precisions[t.precision])}
 	t.eval = must(vm.New(b.Graph(), t.device, append(options, vm.Eval())...))
 	t.learnables = must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
-	if t.tree > 0 {
-		options = append(options, vm.WithTree(t.tree))
+	together := []vm.Option{b.Training()}
+	switch {
+	case job != nil:
+		together = []vm.Option{vm.WithElastic(context.Background(), job, t.tree)}
+	case t.tree > 0:
+		together = append(together, vm.WithTree(t.tree))
 	}
-	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.ClipNorm(clipNorm),
-		b.Training())
-	t.machine = must(vm.New(b.Graph(), t.device, options...))
+	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.ClipNorm(clipNorm))
+	machine, err := vm.New(b.Graph(), t.device, append(options, together...)...)
+	if errors.Is(err, autograd.ErrFinished) {
+		os.Exit(0) // a standby that nobody has needed
+	}
+	check(err)
+	t.machine = machine
 }
 
-// train trains until all steps are done, or until a signal on any rank ends it, which is an error.
-func (t *trainer) train(ctx context.Context) (stop error) {
-	if t.checkpoint != "" {
-		t.resume()
+// train trains until all steps are done, or until a signal ends it, which is an error. What ranks
+// exchange is in turns, which those of an elastic training repeat if one is lost; which turn comes
+// next depends on t.past alone.
+func (t *trainer) train(ctx context.Context) error {
+	if err := t.begin(); err != nil {
+		return err
 	}
 	took, first := time.Duration(0), len(t.past.Losses)
-	for step := first; step < t.steps; step++ {
-		t.solver.SetRate(t.rate(step))
-		began := time.Now()
-		t.past.Losses = append(t.past.Losses, t.over(t.corpus.training, t.random(step), t.machine))
-		took += time.Since(began)
-		due := (step+1)%t.every == 0 || step+1 == t.steps
-		if due {
-			t.evaluate(float64((step+1-first)*t.batch*t.context) / took.Seconds())
+	for t.past.Evaluated < t.steps {
+		done := len(t.past.Losses)
+		stop, err := t.stopped(ctx)
+		switch {
+		case err != nil:
+		case done > t.past.Evaluated && (done%t.every == 0 || done == t.steps):
+			err = t.turn(t.evaluate)
+			t.print("step %d/%d: loss=%.4f eval=%.4f tokens/s=%.0f", done, t.steps,
+				mean(t.past.Losses[(done-1)/t.every*t.every:]), t.past.Eval,
+				float64((done-first)*t.batch*t.context)/took.Seconds())
+		case stop != nil:
+			if err = t.turn(t.save); err == nil {
+				stop, err = t.stopped(ctx) // none if a replacement has come
+			}
+			if err == nil && stop != nil {
+				t.print("saved in %s after step %d: start it again to go on", t.checkpoint, done)
+				return stop
+			}
+		default:
+			t.solver.SetRate(t.rate(done))
+			began := time.Now()
+			err = t.do(autograd.Turn{Run: t.over(t.corpus.training, t.random(done), t.machine),
+				Apply: func(loss float64) { t.past.Losses = append(t.past.Losses, loss) }})
+			took += time.Since(began)
 		}
-		if t.checkpoint == "" {
-			continue
-		}
-		stop = must(autograd.Stopped(ctx, t.comm))
-		if due || stop != nil {
-			check(t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past))
-		}
-		if stop != nil && step+1 < t.steps {
-			t.print("saved in %s after step %d: start it again to go on", t.checkpoint, step+1)
-			return stop
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+// begin begins the training, or goes on with its checkpoint, or with the others.
+func (t *trainer) begin() error {
+	var err error
+	if e := t.machine.Elastic(); e != nil {
+		err = e.Share(&t.past)
+	}
+	if err == nil && t.past.Training == "" {
+		err = t.turn(t.resume)
+	}
+	if err == nil && t.past.Training != t.training {
+		err = fmt.Errorf("--checkpoint: it is of a training with %s, and this one is with %s",
+			t.past.Training, t.training)
+	}
+	return err
+}
+
 // resume restores the training from its checkpoint, if there is one.
-func (t *trainer) resume() {
+func (t *trainer) resume(next *past) error {
+	next.Training = t.training
+	err := autograd.Agree(t.ranks(), t.training, nil)
+	if t.checkpoint == "" || err != nil {
+		return err
+	}
 	var kept past
-	err := t.machine.DataParallel().Load(t.checkpoint, t.solver, &kept)
+	err = t.machine.DataParallel().Load(t.checkpoint, t.solver, &kept)
 	if errors.Is(err, fs.ErrNotExist) { // training begins
-		return
+		return nil
 	}
-	check(err)
-	if kept.Training != t.past.Training {
-		check(fmt.Errorf("--checkpoint: it is of a training with %s, and this one is with %s",
-			kept.Training, t.past.Training))
+	if *next = kept; err == nil {
+		t.print("going on after step %d, from %s", len(kept.Losses), t.checkpoint)
 	}
-	t.past = kept
-	t.print("going on after step %d, from %s", len(kept.Losses), t.checkpoint)
+	return err
+}
+
+// stopped returns why the training ends early, the same on all ranks, or nil. A rank of an elastic
+// training that is told to end leaves after its next turn, unless all are.
+func (t *trainer) stopped(ctx context.Context) (stop, err error) {
+	e := t.machine.Elastic()
+	switch {
+	case e != nil:
+		if stop, err = autograd.Stopped(ctx, autograd.Solo()); stop != nil {
+			e.Retire(stop)
+		}
+		if !e.Ends() {
+			stop = nil
+		}
+	case t.checkpoint != "":
+		stop, err = autograd.Stopped(ctx, t.comm)
+	}
+	return stop, err
+}
+
+// turn makes collective calls, which change the past once all ranks have made them.
+func (t *trainer) turn(calls func(next *past) error) error {
+	var next past
+	return t.do(autograd.Turn{Exchange: func() error { next = t.past; return calls(&next) },
+		Apply: func(float64) { t.past = next }})
+}
+
+// do does a turn.
+func (t *trainer) do(turn autograd.Turn) (err error) {
+	if e := t.machine.Elastic(); e != nil {
+		return e.Do(turn)
+	}
+	loss := 0.0
+	if turn.Run != nil {
+		loss, err = t.mean(turn.Run)
+	} else {
+		err = turn.Exchange()
+	}
+	if err == nil {
+		turn.Apply(loss)
+	}
+	return err
 }
 
 // random returns where the samples of a step begin, the same for every layout.
@@ -167,64 +246,108 @@ func (t *trainer) random(step int) []int {
 	return starts
 }
 
-// over runs a machine on this rank's micro-batches of a batch, whose samples begin in a text at
-// starts, and returns the loss of the whole batch. It is collective.
-func (t *trainer) over(text []byte, starts []int, m *vm.Machine) float64 {
-	losses := make([]float64, t.runs)
-	for i := range losses {
+// over returns what runs a machine on a micro-batch of a batch, whose samples begin in a text at
+// starts, and returns its loss.
+func (t *trainer) over(text []byte, starts []int, m *vm.Machine) func(micro int) (float64, error) {
+	return func(micro int) (float64, error) {
 		samples := t.batch / t.micro
-		mine := starts[(t.first+i)*samples:][:samples]
 		var tokens, targets []int // which are the tokens behind them
-		for _, start := range mine {
+		for _, start := range starts[micro*samples:][:samples] {
 			for i := range t.context {
 				tokens = append(tokens, int(text[start+i]))
 				targets = append(targets, int(text[start+i+1]))
 			}
 		}
-		check(errors.Join(t.tokens.Set(tokens), t.targets.Set(targets), m.RunAll()))
-		losses[i] = float64(t.loss.Value().Data().(float32))
+		err := errors.Join(t.tokens.Set(tokens), t.targets.Set(targets))
+		if err == nil {
+			err = m.RunAll()
+		}
+		if err != nil {
+			return 0, err
+		}
+		return float64(t.loss.Value().Data().(float32)), nil
 	}
-	if t.tree > 0 {
-		return must(autograd.TreeMean(t.layout.Data, losses))
-	}
-	check(autograd.Sum(t.layout.Data, &losses[0])) // there is one
-	return losses[0]
 }
 
-// evaluate prints the losses of the steps since the last line, and of samples that are spread
-// evenly over the text that was held out.
-func (t *trainer) evaluate(speed float64) {
+// mean returns the loss of a whole batch, of which each rank runs its micro-batches.
+func (t *trainer) mean(run func(micro int) (float64, error)) (loss float64, err error) {
+	first, n := t.layout.Replica, 1
+	if t.tree > 0 {
+		first, n, _ = t.machine.MicroBatches()
+	}
+	losses := make([]float64, n)
+	for i := 0; i < n && err == nil; i++ {
+		losses[i], err = run(first + i)
+	}
+	if err != nil {
+		return 0, err
+	}
+	data := t.machine.DataParallel().Comm()
+	if t.tree > 0 {
+		return autograd.TreeMean(data, losses)
+	}
+	err = autograd.Sum(data, &losses[0]) // there is one
+	return losses[0], err
+}
+
+// evaluate evaluates samples that are spread evenly over the text that was held out, and saves.
+func (t *trainer) evaluate(next *past) error {
 	starts := make([]int, evalBatches*t.batch)
 	for i := range starts {
 		starts[i] = i * (len(t.corpus.heldOut) - t.context - 1) / (len(starts) - 1)
 	}
-	losses := make([]float64, evalBatches)
-	for i := range losses {
-		losses[i] = t.over(t.corpus.heldOut, starts[i*t.batch:], t.eval)
+	var err error
+	if t.machine.Elastic() != nil { // which may be on a GPU, where the other one is not
+		err = t.machine.Pull()
 	}
-	t.past.Eval = mean(losses)
-	done := len(t.past.Losses)
-	since := t.past.Losses[(done-1)/t.every*t.every:]
-	t.print("step %d/%d: loss=%.4f eval=%.4f tokens/s=%.0f",
-		done, t.steps, mean(since), t.past.Eval, speed)
+	losses := make([]float64, evalBatches)
+	for i := 0; i < evalBatches && err == nil; i++ {
+		losses[i], err = t.mean(t.over(t.corpus.heldOut, starts[i*t.batch:], t.eval))
+	}
+	if err != nil {
+		return err
+	}
+	next.Eval, next.Evaluated = mean(losses), len(next.Losses)
+	return t.save(next)
+}
+
+// save saves, if there is a place for it.
+func (t *trainer) save(next *past) error {
+	if t.checkpoint == "" {
+		return nil
+	}
+	return t.machine.DataParallel().Save(t.checkpoint, t.solver, *next)
 }
 
 // report verifies that all ranks have the same model, and prints what it has learnt.
 func (t *trainer) report() {
-	data := t.machine.DataParallel()
-	check(errors.Join(t.machine.Pull(t.learnables...), data.Check()))
-	params := must(data.Hash())
+	var params string
+	check(t.turn(func(*past) (err error) {
+		data := t.machine.DataParallel()
+		if err = errors.Join(t.machine.Pull(t.learnables...), data.Check()); err == nil {
+			params, err = data.Hash()
+		}
+		return err
+	}))
 	check(errors.Join(t.machine.Close(), t.eval.Close())) // another one writes, which needs memory
 	t.print("%s", t.write())
 	n := len(t.past.Losses)
 	t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
-		mean(t.past.Losses[max(0, n-lastLosses):]), t.past.Eval, t.comm.Size(), t.layout,
-		t.comm.Capabilities().Backend, params, time.Since(t.began).Seconds())
+		mean(t.past.Losses[max(0, n-lastLosses):]), t.past.Eval, t.ranks().Size(), t.layout,
+		t.ranks().Capabilities().Backend, params, time.Since(t.began).Seconds())
+}
+
+// ranks returns the communicator of all ranks that are there.
+func (t *trainer) ranks() backend.Communicator {
+	if e := t.machine.Elastic(); e != nil {
+		return e.Comm()
+	}
+	return t.comm
 }
 
 // print prints a line on rank 0.
 func (t *trainer) print(format string, args ...any) {
-	if t.comm.Rank() == 0 {
+	if t.ranks().Rank() == 0 {
 		fmt.Printf(format+"\n", args...)
 	}
 }

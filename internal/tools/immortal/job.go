@@ -32,6 +32,12 @@ const (
 	// maxUnfit is how many replacements in a row are struck on a machine before their first step:
 	// the launcher would start none there any more after a few more.
 	maxUnfit = 3
+	// youth is after how long a process of a program has the parameters, if the training goes on:
+	// three times what the slowest start took on two busy cores.
+	youth = 6 * time.Second
+	// lastPart is the part of a program's steps in which nothing is struck: nobody takes the place
+	// of who ends after the last one.
+	lastPart = 0.05
 )
 
 // job is a job whose processes are killed.
@@ -55,8 +61,9 @@ type job struct {
 	struck    time.Time        // the last kill or stop
 	late      bool             // one was struck that had done the last step, before that was heard
 	ends      map[string]bool
-	wrong     error // of the first step with other parameters
-	cut       cut   // the last one
+	wrong     error     // of the first step with other parameters
+	cut       cut       // the last one
+	returns   time.Time // when the host that has left does; zero: none has
 	verdict
 }
 
@@ -66,15 +73,23 @@ type process struct {
 	number  int    // the launcher's
 	machine string // the network that it is on
 	settled bool   // it has done a step, so it has the parameters
-	struck  bool   // it was killed or stopped, which may take a while
+	found   time.Time
+	struck  bool // it was killed or stopped, which may take a while
 }
 
 // run runs the job, and kills its processes meanwhile.
 func (j *job) run(ctx context.Context, seed uint64) (err error) {
-	args := []string{"--elastic", "-n", strconv.Itoa(j.ranks), "--standby", strconv.Itoa(j.standby),
-		"--min-ranks", strconv.Itoa(j.least), j.program, roleTrain, "-steps",
-		strconv.Itoa(j.steps), "-pause", stepPause, "-model", j.model}
-	j.cmd = j.site.start(j.config, append(args, strings.Fields(j.args)...)...)
+	args := append([]string{"--elastic", "-n", strconv.Itoa(j.ranks), "--standby",
+		strconv.Itoa(j.standby), "--min-ranks", strconv.Itoa(j.least)}, j.trains()...)
+	if j.trainer == "" {
+		args = append(append(args, "-pause", stepPause), strings.Fields(j.args)...)
+	}
+	if j.site.user != nil {
+		if err := j.site.list(j.config, -1); err != nil {
+			return err
+		}
+	}
+	j.cmd = j.site.start(j.config, args...)
 	reader, writer := io.Pipe()
 	j.cmd.Stdout, j.cmd.Stderr = writer, writer
 	j.began, j.stepped = time.Now(), time.Now()
@@ -110,6 +125,8 @@ func (j *job) disturb(ended <-chan error) error {
 		j.mu.Lock()
 		hangs := time.Since(j.stepped) > hangTime
 		j.mend(false)
+		j.find()
+		j.comeAndGo()
 		if pending := !j.cut.at.IsZero() && !j.cut.stepped; !pending || j.random.IntN(4) == 0 {
 			j.strike()
 		}
@@ -151,6 +168,9 @@ func (j *job) judge(err error, seed uint64) error {
 var (
 	stepText  = regexp.MustCompile(`step (\d+): pid=(\d+) rank (\d+) of (\d+) params=([0-9a-f]+)`)
 	startText = regexp.MustCompile(`\[(\d+)\] pid=(\d+) starts`)
+	// of programs
+	progressText = regexp.MustCompile(`(?:step|epoch) (\d+)/(\d+)`)
+	endText      = regexp.MustCompile(` params=([0-9a-f]{16,})`)
 )
 
 // note keeps a line for the log. j.mu is held.
@@ -163,6 +183,10 @@ func (j *job) hear(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.note("%s", line)
+	if j.trainer != "" {
+		j.hearProgram(line)
+		return
+	}
 	if start := startText.FindStringSubmatch(line); start != nil {
 		pid, _ := strconv.Atoi(start[2])
 		if p, err := os.FindProcess(pid); err == nil {
@@ -202,6 +226,84 @@ func (j *job) hear(line string) {
 	if !j.killed.IsZero() {
 		j.times = append(j.times, time.Since(j.killed))
 		j.killed = time.Time{}
+	}
+}
+
+// hearProgram takes a line of a job of a program. j.mu is held.
+func (j *job) hearProgram(line string) {
+	if strings.Contains(line, "takes its place") {
+		j.replacements++
+	}
+	if end := endText.FindStringSubmatch(line); end != nil {
+		j.ends[end[1]] = true
+		if end[1] != j.want[0] && j.wrong == nil {
+			j.wrong = fmt.Errorf("it ends with other parameters than without kills: %s", line)
+		}
+	}
+	step := progressText.FindStringSubmatch(line)
+	if step == nil {
+		return
+	}
+	number, _ := strconv.Atoi(step[1]) // digits
+	if j.steps, _ = strconv.Atoi(step[2]); float64(number) > (1-lastPart)*float64(j.steps) {
+		number = j.steps
+	}
+	if number <= j.step {
+		return
+	}
+	j.step, j.stepped, j.full = number, time.Now(), true
+	for _, p := range j.processes {
+		if p.settled = p.settled || !p.struck && time.Since(p.found) > youth; p.settled {
+			delete(j.unfit, p.machine)
+		}
+	}
+	alive := 0
+	for _, p := range j.processes {
+		if p.settled && !p.struck {
+			alive++
+		}
+	}
+	j.full = alive == j.ranks
+}
+
+// find finds the processes of a program, which do not say that they start. j.mu is held.
+func (j *job) find() {
+	if j.trainer == "" {
+		return
+	}
+	all, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, link := range all {
+		path, err := os.Readlink(link)
+		if err != nil || filepath.Base(path) != filepath.Base(j.program) {
+			continue
+		}
+		dir := filepath.Dir(link)
+		pid, _ := strconv.Atoi(filepath.Base(dir)) // digits
+		p, err := os.FindProcess(pid)
+		if err != nil || j.processes[pid] != nil {
+			continue
+		}
+		machine, _ := os.Readlink(filepath.Join(dir, "ns/net")) // none: it has ended
+		j.processes[pid] = &process{Process: p, number: len(j.processes), machine: machine,
+			found: time.Now()}
+	}
+}
+
+// comeAndGo has a host leave or return. j.mu is held.
+func (j *job) comeAndGo() {
+	hosts := len(j.site.hosts)
+	switch away := !j.returns.IsZero(); {
+	case away && time.Now().After(j.returns):
+		j.fails(j.site.list(j.config, -1))
+		j.note("immortal: the host returns")
+		j.returns = time.Time{}
+	case !away && j.leaves > 0 && hosts > 1 && j.full && j.random.IntN(j.leaves) == 0:
+		leaves := j.random.IntN(hosts)
+		j.fails(j.site.list(j.config, leaves))
+		j.note("immortal: %s leaves", j.site.hosts[leaves].Addr)
+		j.returns = time.Now().Add(time.Duration(2+3*j.random.Float64()) * fullTime / 4)
+		j.left++
+		j.full, j.spared = false, time.Now().Add(fullTime)
 	}
 }
 

@@ -6,8 +6,12 @@
 //	go run ./internal/tools/immortal -minutes 5 -seed 1
 //	kills=240 stops=61 replacements=297 jobs=3 hashes=1 p50_ms=46 p99_ms=131 worst_ms=152
 //
-// With -machines, ranks are on so many network namespaces, which takes root. EURYALE_BACKEND
-// chooses how ranks communicate.
+// With -machines, ranks are on so many network namespaces, which takes root, and with -leaves hosts
+// leave the hostfile and return. EURYALE_BACKEND chooses how ranks communicate.
+//
+// With -program, such as an example, the jobs run that, and the hash at its end is compared alone:
+//
+//	go run ./internal/tools/immortal -program ./examples/digits -args '-elastic -epochs 2000'
 //
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped as they start, in
@@ -46,6 +50,8 @@ type config struct {
 	least, machines       int
 	enoughJobs            int
 	share                 int // one of so many strikes cuts a link
+	leaves                int // in one of so many a host leaves
+	trainer               string
 	timeout               time.Duration
 	wire                  proctest.Wire
 	args                  string // of the program
@@ -79,6 +85,10 @@ func main() {
 	flag.IntVar(&c.enoughJobs, "jobs", 0, "after how many jobs to begin none, 0 for any number")
 	flag.IntVar(&c.share, "cuts", 0, "with machines: one of so many strikes cuts a link between "+
 		"two of them, 0 for none")
+	flag.IntVar(&c.leaves, "leaves", 0, "with machines: in one of so many strikes a host leaves, "+
+		"to return, 0 for none")
+	flag.StringVar(&c.trainer, "program", "", "the folder of a program that jobs run in place of a "+
+		"model, without standbys: -args has its flags")
 	flag.DurationVar(&c.timeout, "timeout", time.Minute, "EURYALE_TIMEOUT of the jobs")
 	flag.DurationVar(&c.wire.Delay, "delay", 0, "of what machines send, each way")
 	flag.Float64Var(&c.wire.Loss, "loss", 0, "the part that is lost of what machines send")
@@ -104,23 +114,31 @@ func immortal(ctx context.Context, c config) (all verdict, err error) {
 		return all, err
 	}
 	at := site{}
-	err = ground.Run(func() error {
+	build := func(folder, name string) (string, error) {
+		path := filepath.Join(ground.TempDir(), name)
+		text, err := exec.CommandContext(ctx, "go", "build", "-o", path, folder).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, text)
+		}
+		return path, err
+	}
+	err = ground.Run(func() (err error) {
 		if c.machines > 0 {
 			at = newSite(ground, c)
 		}
-		if c.command != "" {
-			return nil
+		if c.command == "" {
+			c.command, err = build("./cmd/euryale", "euryale")
 		}
-		c.command = filepath.Join(ground.TempDir(), "euryale")
-		text, err := exec.CommandContext(ctx, "go", "build", "-o", c.command,
-			"./cmd/euryale").CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, text)
+		if c.trainer != "" && err == nil { // the name is that of no other process
+			c.program, err = build(c.trainer, fmt.Sprint("immortal-", os.Getpid()))
 		}
 		return err
 	})
 	if err != nil {
 		return all, err
+	}
+	if c.trainer != "" {
+		c.standby = 0 // which have no parameters, and do not say so
 	}
 	want, err := alone(ctx, c)
 	for end := time.Now().Add(time.Duration(c.minutes * float64(time.Minute))); err == nil &&
@@ -139,12 +157,28 @@ func immortal(ctx context.Context, c config) (all verdict, err error) {
 	return all, err
 }
 
-// alone returns the parameters after each step of a job without kills.
+// trains is the command line of what a process trains.
+func (c config) trains() []string {
+	if c.trainer != "" {
+		return append([]string{c.program}, strings.Fields(c.args)...)
+	}
+	return []string{c.program, roleTrain, "-steps", strconv.Itoa(c.steps), "-model", c.model}
+}
+
+// alone returns the parameters after each step of a job without kills, or of a program those at its
+// end.
 func alone(ctx context.Context, c config) ([]string, error) {
-	text, err := exec.CommandContext(ctx, c.command, "run", "--elastic", "-n", "1", c.program,
-		roleTrain, "-steps", strconv.Itoa(c.steps), "-model", c.model).CombinedOutput()
+	text, err := exec.CommandContext(ctx, c.command, append([]string{"run", "--elastic", "-n", "1"},
+		c.trains()...)...).CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("the job without kills: %w\n%s", err, text)
+	}
+	if c.trainer != "" {
+		end := endText.FindStringSubmatch(string(text))
+		if end == nil {
+			return nil, fmt.Errorf("the job without kills says no params= at its end:\n%s", text)
+		}
+		return end[1:], nil
 	}
 	want := make([]string, c.steps+1)
 	for _, step := range stepText.FindAllStringSubmatch(string(text), -1) {
@@ -160,6 +194,7 @@ func alone(ctx context.Context, c config) ([]string, error) {
 // verdict is the line at the end.
 type verdict struct {
 	kills, stopped, replacements, jobs, hashes, cuts int
+	left                                             int // hosts
 	times, cutTimes                                  []time.Duration
 	aloneTimes                                       []time.Duration // those without other faults
 }
@@ -169,7 +204,7 @@ func (v *verdict) add(of verdict) {
 	v.kills, v.stopped = v.kills+of.kills, v.stopped+of.stopped
 	v.replacements, v.jobs = v.replacements+of.replacements, v.jobs+of.jobs
 	v.hashes = max(v.hashes, of.hashes)
-	v.cuts += of.cuts
+	v.cuts, v.left = v.cuts+of.cuts, v.left+of.left
 	v.times, v.cutTimes = append(v.times, of.times...), append(v.cutTimes, of.cutTimes...)
 	v.aloneTimes = append(v.aloneTimes, of.aloneTimes...)
 }
@@ -178,9 +213,9 @@ func (v *verdict) add(of verdict) {
 func (v verdict) String() string {
 	return fmt.Sprintf("kills=%d stops=%d replacements=%d jobs=%d hashes=%d %s cuts=%d "+
 		"held_up=%d %s "+
-		"alone=%d %s",
+		"alone=%d %s hosts_left=%d",
 		v.kills, v.stopped, v.replacements, v.jobs, v.hashes, spread(v.times), v.cuts,
-		len(v.cutTimes), spread(v.cutTimes), len(v.aloneTimes), spread(v.aloneTimes))
+		len(v.cutTimes), spread(v.cutTimes), len(v.aloneTimes), spread(v.aloneTimes), v.left)
 }
 
 // spread is the part of the line that is of times.
@@ -201,12 +236,14 @@ type site struct {
 	ssh    proctest.SSH
 	hosts  []*proctest.Namespace
 	user   *proctest.Namespace // nil without machines
+	file   string              // of hosts
 }
 
 // newSite makes machines.
 func newSite(g *proctest.Ground, c config) site {
 	all := proctest.Machines(g, c.machines+1, c.wire)
-	s := site{g, proctest.NewSSH(g), all[:c.machines], all[c.machines]}
+	s := site{g, proctest.NewSSH(g), all[:c.machines], all[c.machines],
+		filepath.Join(g.TempDir(), "hosts")}
 	for _, h := range s.hosts {
 		s.ssh.Serve(g, h)
 	}
@@ -218,14 +255,21 @@ func (s site) start(c config, args ...string) *exec.Cmd {
 	if s.user == nil {
 		return exec.Command(c.command, append([]string{"run"}, args...)...)
 	}
-	var list []string
-	room := (c.ranks + c.standby + len(s.hosts) - 1) / len(s.hosts)
-	for _, h := range s.hosts {
-		list = append(list, fmt.Sprint(h.Addr, ":", room))
-	}
-	args = append([]string{"run", "-H", strings.Join(list, ",")}, args...)
+	args = append([]string{"run", "--hostfile", s.file}, args...)
 	cmd := exec.Command(c.command, args...)
 	cmd.Env = append(os.Environ(), "PATH="+s.ssh.Path+":"+os.Getenv("PATH"),
 		"TEST_SSH_KEY=authorized", fmt.Sprint("EURYALE_TIMEOUT=", c.timeout))
 	return s.user.Command(cmd)
+}
+
+// list writes the hostfile, without one host or, for -1, with all. They have room for all processes.
+func (s site) list(c config, without int) error {
+	text, room := "", (c.ranks+c.standby+len(s.hosts)-1)/len(s.hosts)
+	for i, h := range s.hosts {
+		if i != without {
+			text += fmt.Sprintf("%s slots=%d\n", h.Addr, room)
+		}
+	}
+	next := s.file + ".next"
+	return errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, s.file))
 }
