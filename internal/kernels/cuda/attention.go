@@ -49,6 +49,55 @@ func (k Kernels) Attention(a kernels.Attention) error {
 	return k.launcher.Launch(c)
 }
 
+// fewKeys is how many keys all warps of a block of attention_few.cu have in a step, by the size of a
+// head, and fewParts how many blocks share keys at most.
+var fewKeys = map[int]int{64: 4 * 32, 128: 4 * 16}
+
+const fewParts = 32
+
+// FitsFewQueries reports whether [Kernels.FewQueries] computes attention: of bf16 without cap and
+// mask, whose rows are read in vectors, with up to [FewRows] queries that share a head of keys.
+func FitsFewQueries(a kernels.Attention) bool {
+	a = a.Filled()
+	vectors := true
+	for _, r := range []kernels.HeadRows{a.Q, a.K, a.V} {
+		vectors = vectors && (r.Batch|r.Head|r.Row)%fewRowsChunk == 0 && r.Buffer.Addr()%vector == 0
+	}
+	return vectors && a.Y.Buffer.DType() == backend.BF16 && a.SoftCap == 0 &&
+		a.Mask.Buffer.Len() == 0 && a.Queries*a.Group <= FewRows &&
+		(a.Size|a.ValueSize)%fewRowsChunk == 0 && max(a.Size, a.ValueSize) <= 128 &&
+		a.Batch*a.Heads/a.Group <= fewRowsBlocks
+}
+
+// FewQueries is Attention where it fits. The room is that of FewRows.
+//
+// Errors: as those of Attention.
+func (k Kernels) FewQueries(a kernels.Attention, room backend.Buffer) error {
+	return k.FewQueriesIn(a, room, fewParts)
+}
+
+func (k Kernels) FewQueriesIn(a kernels.Attention, room backend.Buffer, parts int) error {
+	wrong := check.Attention(a)
+	a = a.Filled()
+	shared := a.Batch * a.Heads / a.Group
+	c, err := attentionCall("attendfew", &a, wrong, shared, 1)
+	if err != nil {
+		return err
+	}
+	size := 64
+	if max(a.Size, a.ValueSize) > size {
+		size = 128
+	}
+	c.Entry.Op = fmt.Sprint(size)
+	c.Grid.X = uint32(max(min(parts, over(a.Keys, fewKeys[size]), fewRowsBlocks/shared), 1))
+	c.rowsOf(a.Y)
+	c.pass(word(a.LSE))
+	c.rowsOf(a.Q, a.K, a.V)
+	c.heads(&a)
+	c.pass(word(room)+4*fewRowsBlocks, word(room))
+	return k.launcher.Launch(c)
+}
+
 // AttentionGrad computes what [kernels.AttentionGrad] says, in two launches without atomics.
 //
 // Errors: as those of Attention.

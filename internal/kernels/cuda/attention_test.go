@@ -193,6 +193,13 @@ func someHeads(m machine, part int) []heads {
 	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0, hiding{}}, heads{1, 1, 30, 65, 256,
 		true, false, 0, hiding{}}, heads{1, 1, 40, 33, 200, false, true, 0, hiding{}}, heads{1, 1,
 		40, 33, 1, false, true, 0, hiding{}}, heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
+	// few queries of many keys
+	for _, x := range []heads{{2, 8, 1, 300, 128, false, false, 0, hiding{group: 4,
+		lengths: []int64{300, 33}}}, {1, 16, 1, 900, 64, false, true, 0, hiding{group: 16}}, {2, 4,
+		3, 130, 40, true, true, 0, hiding{group: 4, values: 24}}, {2, 2, 5, 70, 72, true, false, 0,
+		hiding{values: 128, lengths: []int64{0, 70}}}} {
+		all = append(all, x)
+	}
 	for i, x := range []hiding{
 		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
 		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
@@ -242,6 +249,17 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	b.near("attention: "+name, attentionTolerance[d], []operand{y, lse}, func() error {
 		return b.device.Attention(g)
 	}, func() error { return b.host.Attention(p) })
+	if FitsFewQueries(g) {
+		addr, n := b.m.Arena()
+		room := backend.OnDevice(backend.U8, addr+uintptr(n-FewRowsRoom), FewRowsRoom)
+		require.NoError(b.t, b.device.Zero(room.Slice(0, 4*fewRowsBlocks)))
+		for _, parts := range []int{1, 2, fewParts} {
+			b.near(fmt.Sprintf("attention of few, in %d parts: %s", parts, name), attentionTolerance[d], []operand{y, lse}, func() error {
+				return b.device.FewQueriesIn(g, room, parts)
+			}, func() error { return b.host.Attention(p) })
+		}
+		return
+	}
 	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: dqHost, DK: dkHost, DV: dvHost,
 		Sums: sums.host}
 	onDevice := kernels.AttentionGrad{Attention: g, DY: dyDevice, DQ: dqDevice, DK: dkDevice,

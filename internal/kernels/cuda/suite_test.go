@@ -204,6 +204,7 @@ func suite(t *testing.T, m machine) {
 	t.Run("convolutions", func(t *testing.T) { testConvolutions(t, m) })
 	t.Run("convolution tiles", func(t *testing.T) { testConvolutionTiles(t, m) })
 	t.Run("gemm", func(t *testing.T) { testGemm(t, m) })
+	t.Run("few rows", func(t *testing.T) { testFewRows(t, m) })
 	t.Run("attention", func(t *testing.T) { testAttention(t, m) })
 	t.Run("widen", func(t *testing.T) { testWiden(t, m) })
 	t.Run("select", func(t *testing.T) { testSelect(t, m) })

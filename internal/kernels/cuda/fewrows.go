@@ -1,0 +1,75 @@
+package cuda
+
+import (
+	"math"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
+)
+
+// FewRows are how many rows the kernels of [Kernels.FewRows] have at most.
+const FewRows = 16
+
+// What fewrows.cu has: threads of a block, columns of C in a tile at most and at least, and
+// elements of a chunk.
+const (
+	fewRowsThreads = 128
+	fewRowsColumns = 64
+	fewRowsChunk   = 8
+	fewRowsDepth   = 32
+)
+
+// fewRowsBlocks is how many blocks run at a time: four on each multiprocessor of an H200.
+const fewRowsBlocks = 4 * 132
+
+// FewRowsRoom is how many bytes of memory FewRows takes for sums of parts: zeros, at first.
+const FewRowsRoom = 4*fewRowsBlocks + 4*fewRowsBlocks*(128+2)*FewRows
+
+// FitsFewRows reports whether [Kernels.FewRows] computes a product: of one matrix of bf16, that is
+// read in vectors, by up to [FewRows] rows.
+func FitsFewRows(p *kernels.Product) bool {
+	a, b := p.A, p.B
+	return p.M > 0 && p.M <= FewRows && p.N > 0 && p.K > 0 && max(p.Batch, 1) == 1 &&
+		a.Buffer.DType() == backend.BF16 && (!a.Transposed || p.M == 1 && a.Pitch == 1) &&
+		(p.K|b.Pitch)%fewRowsChunk == 0 && (p.M == 1 || a.Pitch%fewRowsChunk == 0) &&
+		(b.Transposed || p.N%fewRowsChunk == 0) && a.Buffer.Addr()%vector == 0 &&
+		b.Buffer.Addr()%vector == 0
+}
+
+// FewRows computes a product that fits, at the speed at which its matrix comes from memory. The
+// room is for calls in one order.
+//
+// Errors: those of [kernels.Check].
+func (k Kernels) FewRows(p kernels.Product, room backend.Buffer) error {
+	layout := "n64"
+	if p.B.Transposed {
+		layout = "k64"
+	}
+	return k.FewRowsAs(p, room, layout, fewRowsColumns, FewRowsParts(&p, fewRowsColumns, fewRowsBlocks),
+		0)
+}
+
+// FewRowsParts is among how many blocks a column's sum is divided, so that all blocks together run
+// at a time.
+func FewRowsParts(p *kernels.Product, columns, blocks int) int {
+	steps := over(p.K, fewRowsDepth*fewRowsColumns/columns)
+	return max(min(blocks/over(p.N, columns), over(steps, fewRowsThreads/32)), 1)
+}
+
+// FewRowsAs is FewRows by the kernel of a name, which has some columns in a tile.
+func (k Kernels) FewRowsAs(p kernels.Product, room backend.Buffer, layout string, columns, parts int,
+	early uint64) error {
+	if err := check.Multiply(p); err != nil || p.Empty() {
+		return err
+	}
+	c := Launch{Entry: Entry{Verb: "fewrows", Op: layout, Type: p.C.Buffer.DType().String()},
+		Grid:  Size{uint32(over(p.N, columns)), uint32(parts)},
+		Block: Size{fewRowsThreads, 1}}
+	if p.M > FewRows/2 {
+		c.Entry.Verb = "fewrowsmore"
+	}
+	c.pass(word(p.C.Buffer), word(p.A.Buffer), word(p.B.Buffer), word(room)+4*fewRowsBlocks,
+		word(room), uint64(p.M), uint64(p.N), uint64(p.K), uint64(p.A.Pitch), uint64(p.B.Pitch),
+		uint64(p.C.Pitch), math.Float64bits(p.Alpha), math.Float64bits(p.Beta), early)
+	return k.launcher.Launch(c)
+}
