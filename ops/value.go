@@ -16,7 +16,7 @@ import (
 
 // bufferDType returns the backend's name for a dtype of Gorgonia.
 func bufferDType(dt tensor.Dtype) (backend.DType, error) {
-	if d, ok := residence.DType(dt); ok {
+	if d, ok := residence.DType(dt); ok && !residence.Half(dt) {
 		return d, nil
 	}
 	return 0, fmt.Errorf("%w: %v: collectives are for Float64, Float32, Int, Int64, Int32 and Byte",

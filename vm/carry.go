@@ -104,7 +104,7 @@ func (m *Machine) freeze() error {
 	}
 	for i, b := range m.plan.Buffers {
 		if b.Kind == plan.Input && slices.Contains(m.frozen, m.read.Inputs[b.Index]) {
-			m.plan.Buffers[i].Written = true
+			m.plan.Buffers[i].Frozen = true
 		}
 	}
 	return nil

@@ -302,8 +302,7 @@ func (m *Machine) compile() (err error) {
 		switch b.Kind {
 		case plan.Input:
 			n := m.read.Inputs[b.Index]
-			written := b.Written && !slices.Contains(m.frozen, n)
-			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.solver.shardOf(n)})
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, b.Written, m.solver.shardOf(n)})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:

@@ -13,6 +13,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 	"github.com/euryale-ml/euryale/internal/vm/interpret"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
@@ -272,6 +274,10 @@ func set(t *tensor.Dense, i int, x float64) {
 		data[i] = float32(x)
 	case []int:
 		data[i] = int(x)
+	case []backend.BFloat16:
+		data[i] = backend.BFloat16(simd.NarrowBF16(float32(x)))
+	case []backend.Float16:
+		data[i] = backend.Float16(simd.NarrowF16(float32(x)))
 	}
 }
 
@@ -287,6 +293,10 @@ func elements(v gorgonia.Value) []float64 {
 		return widened(x)
 	case []int:
 		return widened(x)
+	case []backend.BFloat16:
+		return widenedHalves(backend.Of(x))
+	case []backend.Float16:
+		return widenedHalves(backend.Of(x))
 	case []int64:
 		return widened(x)
 	case []bool:
@@ -320,6 +330,15 @@ func widened[T float32 | int | int64](data []T) []float64 {
 		to[i] = float64(x)
 	}
 	return to
+}
+
+// widenedHalves returns floats of 16 bits.
+func widenedHalves(x backend.Buffer) []float64 {
+	wide := make([]float32, x.Len())
+	if err := (kernels.Host{}).Cast(backend.Of(wide), x); err != nil {
+		panic(err)
+	}
+	return widened(wide)
 }
 
 func arrayOf(v gorgonia.Value) interpret.Array {

@@ -145,6 +145,10 @@ func (s *solving) group() (err error) {
 			return fmt.Errorf("%w: the learnable %s is given twice: each step would update it "+
 				"twice", backend.ErrArgument, stock.Label(n))
 		}
+		if residence.Half(n.Dtype()) {
+			return fmt.Errorf("%w: %s is %v: a solver changes Float32 and Float64 only, and "+
+				"16-bit floats stay as they are", backend.ErrUnsupported, stock.Label(n), n.Dtype())
+		}
 		if v := n.Value(); v != nil {
 			values[i], _ = dense(v) // RunAll says what is wrong with a value
 		}

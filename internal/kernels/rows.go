@@ -24,8 +24,10 @@ func (c Check) rows(kernel string, r Rows, table, taken, indices backend.Buffer)
 	if min(r.Before, r.Count, r.Width) < 0 {
 		return fmt.Errorf("%w: %s of %+v: sizes are at least 0", backend.ErrArgument, kernel, r)
 	}
-	if d := table.DType(); d != backend.F32 && d != backend.F64 {
-		return fmt.Errorf("%w: %s of %v: of f32 and f64 only", backend.ErrUnsupported, kernel, d)
+	if d := table.DType(); d != backend.F32 && d != backend.F64 && (d.Size() != 2 ||
+		kernel != "takerows" || r.Width%2 != 0) {
+		return fmt.Errorf("%w: %s of %v: of f32 and f64, and takerows of rows of pairs of 16 bits",
+			backend.ErrUnsupported, kernel, d)
 	}
 	if d := indices.DType(); d != backend.I32 && d != backend.I64 {
 		return fmt.Errorf("%w: %s by indices of %v: want i32 or i64", backend.ErrUnsupported,
@@ -60,7 +62,7 @@ func (c Check) PutRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 //	for b, k { dst[b,k,:] = src[b,indices[k],:] }
 //
-// A row whose index is out of range is NaN.
+// A row whose index is out of range is NaN. Elements of 16 bits must be pairs in rows.
 func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 	return h.index((Check{}).TakeRows(dst, src, indices, r), takes, src, dst, indices, r)
 }
@@ -89,9 +91,13 @@ func (h Host) index(wrong error, way indexWay, table, rows, indices backend.Buff
 	case wrong != nil:
 		return wrong
 	case table.DType() == backend.F32:
-		runRows[float32](h.pool(), way, table, rows, indices, r)
+		runRows(h.pool(), way, float32(math.NaN()), table, rows, indices, r)
+	case table.DType() == backend.F64:
+		runRows(h.pool(), way, math.NaN(), table, rows, indices, r)
+	case table.DType() == backend.BF16:
+		runRows[backend.BFloat16](h.pool(), way, 0x7fc0, table, rows, indices, r)
 	default:
-		runRows[float64](h.pool(), way, table, rows, indices, r)
+		runRows[backend.Float16](h.pool(), way, 0x7e00, table, rows, indices, r)
 	}
 	return nil
 }
@@ -107,9 +113,10 @@ const (
 // indexing is the task of TakeRows, AddRows and PutRows. A part of AddRows is some columns of a
 // table, so that each element is added up by one worker, in order: all columns, if there is one
 // worker. A part of PutRows is a table, and a part of TakeRows some rows.
-type indexing[T float] struct {
+type indexing[T float | half] struct {
 	Rows
 	way         indexWay
+	nan         T
 	rows, table []T
 	i32         []int32 // the indices, as one or the other
 	i64         []int64
@@ -122,9 +129,9 @@ const (
 	takenOfPart   = 1 << 15 // elements: about 10 us
 )
 
-func runRows[T float](pool *workers.Pool, way indexWay, table, rows, indices backend.Buffer,
-	r Rows) {
-	t := indexing[T]{Rows: r, way: way, table: backend.View[T](table), rows: backend.View[T](rows)}
+func runRows[T float | half](pool *workers.Pool, way indexWay, nan T, table, rows,
+	indices backend.Buffer, r Rows) {
+	t := indexing[T]{Rows: r, way: way, nan: nan, table: backend.View[T](table), rows: backend.View[T](rows)}
 	if indices.DType() == backend.I32 {
 		t.i32 = backend.View[int32](indices)
 	} else {
@@ -177,15 +184,15 @@ func (t *indexing[T]) Run(part, _ int) {
 		if at := t.at(k); at >= 0 {
 			copy(row, table[at*t.Width:])
 		} else {
-			poison(row)
+			t.poison(row)
 		}
 	}
 }
 
 // poison makes numbers NaN, since a wrong index may have meant each of them.
-func poison[T float](numbers []T) {
+func (t *indexing[T]) poison(numbers []T) {
 	for i := range numbers {
-		numbers[i] = T(math.NaN())
+		numbers[i] = t.nan
 	}
 }
 
@@ -194,7 +201,7 @@ func (t *indexing[T]) putRows(table, rows []T) {
 	for k := range len(t.i32) + len(t.i64) {
 		at := t.at(k)
 		if at < 0 {
-			poison(table)
+			t.poison(table)
 			return
 		}
 		copy(table[at*t.Width:], rows[k*t.Width:][:t.Width])
@@ -210,7 +217,7 @@ func (t *indexing[T]) addColumns(table, rows []T, first, end int) {
 		at := t.at(k)
 		if at < 0 {
 			for i := range t.Count {
-				poison(table[i*t.Width+first : i*t.Width+end])
+				t.poison(table[i*t.Width+first : i*t.Width+end])
 			}
 			return
 		}

@@ -80,6 +80,11 @@ func TestRowsThatDoNotFitAreRefused(t *testing.T) {
 	require.Fails(t, "too many rows", (Host{}).TakeRows(x, x, i, r), backend.ErrArgument)
 	require.Fails(t, "indices of f32", (Host{}).AddRows(x, x.Slice(0, 4), x.Slice(0, 2), r),
 		backend.ErrUnsupported)
+	halves := backend.Of(make([]backend.BFloat16, 6))
+	require.Fails(t, "sums of 16 bits", (Host{}).AddRows(halves, halves.Slice(0, 4), i, r),
+		backend.ErrUnsupported)
+	require.Fails(t, "rows of one of 16 bits", (Host{}).TakeRows(halves.Slice(0, 2), halves, i,
+		Rows{1, 6, 1}), backend.ErrUnsupported)
 	require.Fails(t, "rows of i64", (Host{}).AddRows(i, i, i, Rows{1, 2, 1}),
 		backend.ErrUnsupported)
 	r.Width = -2

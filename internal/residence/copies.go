@@ -16,6 +16,16 @@ type Copies struct {
 	abandoned []func() error           // close machines that nobody refers to
 }
 
+// Use is what a user of a copy does with it.
+type Use uint8
+
+// The uses.
+const (
+	Reads  Use = iota // the host may write between runs, and a run compares
+	Holds             // nothing writes
+	Writes            // the user does
+)
+
 // Copy is the copy of one piece of memory. Its fields belong to the machine that runs: those that
 // share memory do not run at the same time.
 type Copy struct {
@@ -28,8 +38,8 @@ type Copy struct {
 	// host has written since.
 	Sent []byte
 
-	ends           []byte // of Host, while it is marked: see Outdate
-	users, writers int    // guarded by Copies.mu
+	ends []byte // of Host, while it is marked: see Outdate
+	uses [3]int // how many users have each Use, guarded by Copies.mu
 }
 
 // Outdate marks the first and the last element of the host's memory, since a machine has written
@@ -65,12 +75,12 @@ func (s *Copies) Newer(host backend.Buffer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.all[host]
-	return c != nil && c.writers > 0 && c.Fresh
+	return c != nil && c.uses[Writes] > 0 && c.Fresh
 }
 
-// Enter counts a user of host memory, which writes its copy or not. Before the first writer, the
-// host's elements count.
-func (s *Copies) Enter(host backend.Buffer, writes bool) *Copy {
+// Enter counts a user of host memory. Before the first that writes or holds, the host's elements
+// count.
+func (s *Copies) Enter(host backend.Buffer, use Use) *Copy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.all[host]
@@ -81,40 +91,41 @@ func (s *Copies) Enter(host backend.Buffer, writes bool) *Copy {
 		c = &Copy{Host: host}
 		s.all[host] = c
 	}
-	c.users++
-	if writes {
-		if c.writers++; c.writers == 1 {
-			c.Fresh = false
-		}
+	if use != Reads && !c.held() {
+		c.Fresh = false
 	}
+	c.uses[use]++
 	return c
 }
 
 // Leave ends what Enter began. After the last writer the host's elements count. It returns the
 // device's memory, for the last user to free.
-func (s *Copies) Leave(c *Copy, writes bool) (unused backend.Buffer) {
+func (s *Copies) Leave(c *Copy, use Use) (unused backend.Buffer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.users--
-	if writes {
-		if c.writers--; c.writers == 0 {
-			c.Fresh = false
-			c.Unmark()
-		}
+	c.uses[use]--
+	if use != Reads && (!c.held() || c.uses[use] == 0 && use == Writes) {
+		c.Fresh = false
 	}
-	if c.users > 0 {
+	if use == Writes && c.uses[Writes] == 0 {
+		c.Unmark()
+	}
+	if c.uses != [3]int{} {
 		return backend.Buffer{}
 	}
 	delete(s.all, c.Host)
 	return c.Device
 }
 
-// Stays reports whether the copy pays: if a user writes it, or there are several. Else its only
+// held reports whether a user writes or holds the copy.
+func (c *Copy) held() bool { return c.uses[Writes]+c.uses[Holds] > 0 }
+
+// Stays reports whether the copy pays: if a user writes or holds it, or there are several. Else its only
 // user has the elements among its other inputs.
 func (s *Copies) Stays(c *Copy) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return c.writers > 0 || c.users > 1
+	return c.held() || c.uses[Reads] > 1
 }
 
 // Written reports whether a user writes the copy, so that the host's elements do not count until
@@ -122,7 +133,15 @@ func (s *Copies) Stays(c *Copy) bool {
 func (s *Copies) Written(c *Copy) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return c.writers > 0
+	return c.uses[Writes] > 0
+}
+
+// Held reports whether a user writes or holds the copy, so that runs do not compare it with what the
+// host has.
+func (s *Copies) Held(c *Copy) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.held()
 }
 
 // Abandon takes what closes a machine that nobody refers to, for the next CloseAbandoned.

@@ -3,6 +3,7 @@
 package residence
 
 import (
+	"reflect"
 	"unsafe"
 
 	"gorgonia.org/tensor"
@@ -10,9 +11,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// DType returns the backend's name for a dtype of package tensor. There is none for Bool, of which
-// an element is a byte, and for dtypes that devices do not compute with.
+// DType returns the backend's name for a dtype of package tensor, which may be of the backend's
+// 16-bit floats. There is none for Bool, of which an element is a byte, and for dtypes that devices
+// do not compute with.
 func DType(dt tensor.Dtype) (d backend.DType, ok bool) {
+	if d := half(dt); d != 0 {
+		return d, true
+	}
 	switch dt {
 	case tensor.Float64:
 		return backend.F64, true
@@ -31,6 +36,20 @@ func DType(dt tensor.Dtype) (d backend.DType, ok bool) {
 		return backend.U8, true
 	}
 	return 0, false
+}
+
+// Half reports whether elements are floats of 16 bits, which variables may hold: package tensor does
+// not compute with them.
+func Half(dt tensor.Dtype) bool { return half(dt) != 0 }
+
+func half(dt tensor.Dtype) backend.DType {
+	switch dt.Type {
+	case reflect.TypeFor[backend.BFloat16]():
+		return backend.BF16
+	case reflect.TypeFor[backend.Float16]():
+		return backend.F16
+	}
+	return 0
 }
 
 // RowMajor reports whether the elements of a tensor lie in row-major order without gaps. It goes by

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -179,23 +180,33 @@ func (s logicSpec) program(b *program.Builder, x ...program.Value) program.Value
 //	in   x  [d...]   Float32, Float64, Int, Int64, Int32, Bool or Uint8
 //	out  y  [d...]   of dtype to, one of these
 //
-// Gradient: between floats, dy in the dtype of x; otherwise none.
+// x may also be a variable of [backend.BFloat16] or [backend.Float16], such as weights that nothing
+// trains: package tensor knows these dtypes as those of Go types. A machine of vm in the same
+// precision reads them as they are.
+//
+// Gradient: between floats, dy in the dtype of x; otherwise none, nor for floats of 16 bits.
 // Cost: one pass.
 // Errors: [ops.ErrDType].
 func Cast(to tensor.Dtype, x *gorgonia.Node) (*gorgonia.Node, error) {
 	if !anything.has(to) {
 		return nil, fmt.Errorf("nn: Cast: %w: to %v: %v", ops.ErrDType, to, anything)
 	}
-	return build("Cast", "x", castSpec{to}, x)
+	return build("Cast", "x", castSpec{to, x != nil && residence.Half(x.Dtype())}, x)
 }
 
 // castSpec is [Cast] of x.
-type castSpec struct{ To tensor.Dtype }
+type castSpec struct {
+	To   tensor.Dtype
+	Half bool // x is of 16 bits
+}
 
 // String returns "Cast{int}".
 func (s castSpec) String() string { return fmt.Sprintf("Cast{%v}", s.To) }
 
 func (s castSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	if s.Half {
+		return s.To, nil
+	}
 	_, err := anything.alike(in, -1)
 	return s.To, err
 }
@@ -203,7 +214,7 @@ func (s castSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
 func (s castSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
 func (s castSpec) gradients(in []tensor.Shape) []gradient {
-	if !isFloat(s.To) {
+	if s.Half || !isFloat(s.To) {
 		return []gradient{{}}
 	}
 	return gradientsOf(s, in, 1)

@@ -17,6 +17,8 @@ const (
 const (
 	nan32 = 0x7fc00000
 	nan64 = 0x7ff8000000000000
+	nanB  = 0x7fc07fc0 // two of BF16, F16
+	nanF  = 0x7e007e00
 )
 
 // TakeRows has the meaning of [kernels.Host.TakeRows].
@@ -52,15 +54,13 @@ func (k Kernels) PutRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 
 // copyRows copies rows as words of 4 bytes.
 func copyRows(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Launch {
-	r.Width *= dst.DType().Size() / 4
+	r.Width = r.Width * dst.DType().Size() / 4
 	c := rowsCall(verb, dst, src, indices, r)
 	c.Entry.Type = "u32"
 	c.Grid = Size{blocks(r.Before*indices.Len(), rowWarps), min(blocks(r.Width, rowStrip), 1<<15)}
-	nan := uint64(nan32) | nan32<<32
-	if dst.DType() == backend.F64 {
-		nan = nan64
-	}
-	c.pass(nan)
+	nan := map[backend.DType]uint64{backend.F64: nan64, backend.F32: nan32 | nan32<<32,
+		backend.BF16: nanB | nanB<<32, backend.F16: nanF | nanF<<32}
+	c.pass(nan[dst.DType()])
 	return c
 }
 

@@ -18,6 +18,17 @@ func sharable(b plan.Buffer) bool {
 	return (b.Kind == plan.Input || b.Kind == plan.State) && b.Bytes > 0
 }
 
+// use returns what the plan does with the copy of a buffer.
+func use(b plan.Buffer) residence.Use {
+	switch {
+	case b.Written:
+		return residence.Writes
+	case b.Frozen:
+		return residence.Holds
+	}
+	return residence.Reads
+}
+
 // Bind gives an input, a constant, a vector or a setting the elements in host memory, which are
 // in row-major order. On the host, Run reads that memory, and updates write it.
 func (e *Executor) Bind(buffer int, memory backend.Buffer) {
@@ -30,7 +41,7 @@ func (e *Executor) Bind(buffer int, memory backend.Buffer) {
 	if sharable(e.plan.Buffers[buffer]) && e.bound[buffer] != memory {
 		e.varies[buffer] = e.resident[buffer] != nil
 		e.releaseCopy(buffer)
-		e.resident[buffer] = e.device.Copies().Enter(memory, e.plan.Buffers[buffer].Written)
+		e.resident[buffer] = e.device.Copies().Enter(memory, use(e.plan.Buffers[buffer]))
 	}
 	e.bound[buffer] = memory
 	stays := e.stays(buffer)
@@ -47,7 +58,7 @@ func (e *Executor) releaseCopy(buffer int) {
 	if c == nil {
 		return
 	}
-	if unused := e.device.Copies().Leave(c, e.plan.Buffers[buffer].Written); unused.Len() > 0 {
+	if unused := e.device.Copies().Leave(c, use(e.plan.Buffers[buffer])); unused.Len() > 0 {
 		e.unused = append(e.unused, unused)
 	}
 	if c.Device.Len() > 0 && e.buffers[buffer].Addr() == c.Device.Addr() {
@@ -57,10 +68,10 @@ func (e *Executor) releaseCopy(buffer int) {
 }
 
 // stays reports whether a buffer is to be in a copy. A variable that is given other memory from run
-// to run, as batches are, is not, unless its copy is written.
+// to run, as batches are, is not, unless its copy is written or held.
 func (e *Executor) stays(buffer int) bool {
 	c, copies := e.resident[buffer], e.device.Copies()
-	return c != nil && copies.Stays(c) && (!e.varies[buffer] || copies.Written(c))
+	return c != nil && copies.Stays(c) && (!e.varies[buffer] || copies.Held(c))
 }
 
 // inCopy reports whether a buffer is in its copy.
@@ -127,8 +138,8 @@ func (e *Executor) refresh() error {
 		if c == nil {
 			continue
 		}
-		written := e.device.Copies().Written(c)
-		if c.Fresh && written {
+		held := e.device.Copies().Held(c)
+		if c.Fresh && held {
 			continue
 		}
 		if c.Fresh && equal(c.Sent, c.Host.Bytes()) {
@@ -141,7 +152,7 @@ func (e *Executor) refresh() error {
 		if err := e.device.Move(e.buffers[i], c.Host); err != nil {
 			return err
 		}
-		if c.Fresh = true; !written {
+		if c.Fresh = true; !held {
 			c.Sent = append(c.Sent[:0], c.Host.Bytes()...)
 		}
 	}
@@ -199,20 +210,22 @@ func pull(d Device, copies []*residence.Copy) error {
 // Kept is what updates have written on a device, without the executor that has. An executor that
 // binds the same memory finds it there. Methods of nil do nothing.
 type Kept struct {
-	device         Device
-	inputs, states []*residence.Copy
+	device                 Device
+	inputs, states, frozen []*residence.Copy
 }
 
-// Keep closes an executor, but keeps what its updates have written.
+// Keep closes an executor, but keeps what its updates have written, and what nothing changes.
 func (e *Executor) Keep() (*Kept, error) {
 	k := &Kept{device: e.device}
 	for i, c := range e.resident {
 		switch b := e.plan.Buffers[i]; {
-		case c == nil || !b.Written:
+		case c == nil || use(b) == residence.Reads:
+		case b.Frozen:
+			k.frozen = append(k.frozen, e.device.Copies().Enter(c.Host, use(b)))
 		case b.Kind == plan.State:
-			k.states = append(k.states, e.device.Copies().Enter(c.Host, true))
+			k.states = append(k.states, e.device.Copies().Enter(c.Host, use(b)))
 		default:
-			k.inputs = append(k.inputs, e.device.Copies().Enter(c.Host, true))
+			k.inputs = append(k.inputs, e.device.Copies().Enter(c.Host, use(b)))
 		}
 	}
 	return k, e.free()
@@ -254,11 +267,15 @@ func (k *Kept) Close() (err error) {
 	if k == nil {
 		return nil
 	}
-	for _, c := range slices.Concat(k.inputs, k.states) {
-		if unused := k.device.Copies().Leave(c, true); unused.Len() > 0 {
-			err = errors.Join(err, k.device.Free(unused))
+	leave := func(all []*residence.Copy, use residence.Use) {
+		for _, c := range all {
+			if unused := k.device.Copies().Leave(c, use); unused.Len() > 0 {
+				err = errors.Join(err, k.device.Free(unused))
+			}
 		}
 	}
+	leave(slices.Concat(k.inputs, k.states), residence.Writes)
+	leave(k.frozen, residence.Holds)
 	return errors.Join(err, k.device.Close())
 }
 

@@ -1,10 +1,13 @@
 package graphs
 
 import (
+	"reflect"
 	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // drawing is a graph that is being drawn. It is built meanwhile, which tells the shapes of results.
@@ -70,9 +73,14 @@ func (d *drawing) favoured() (list []operation) {
 
 func (d *drawing) size() int { return d.sizes[d.next(len(d.sizes))] }
 
-// variable adds a variable of numbers.
+// variable adds a variable of numbers, of 16 bits now and then, which nothing trains.
 func (d *drawing) variable(shape ...int) int {
-	return d.append(Value{Shape: shape})
+	v := Value{Shape: shape}
+	if len(shape) > 0 && d.next(8) == 0 {
+		v.Half.Type = []reflect.Type{reflect.TypeFor[backend.BFloat16](),
+			reflect.TypeFor[backend.Float16]()}[d.next(2)]
+	}
+	return d.append(v)
 }
 
 // append adds a value, or returns -1 if Gorgonia does not, or it is too large.
@@ -173,6 +181,9 @@ func (d *drawing) takeValue(n need) int {
 		return d.append(Value{Op: "Mean of all", Args: []int{d.some()}, build: plain(meanOf)})
 	}
 	if len(fit) == 0 || d.next(4) == 0 {
+		if n.limit == 0 {
+			return d.variable(n.shape...)
+		}
 		return d.append(Value{Shape: n.shape, Limit: n.limit})
 	}
 	return fit[d.next(len(fit))]

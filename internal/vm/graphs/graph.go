@@ -31,7 +31,9 @@ type Value struct {
 	Args  []int
 	Shape tensor.Shape
 	// Limit is what the integers of a variable are below; 0 is a variable of numbers, or a result.
-	Limit  int
+	Limit int
+	// Half is of a variable of 16-bit floats, whose value is widened: their dtype.
+	Half   tensor.Dtype
 	build  build
 	flat   bool // has no gradient
 	writes bool // its Do changes its operand
@@ -150,6 +152,10 @@ func (g *Graph) variable(to *gorgonia.ExprGraph, i int) *gorgonia.Node {
 		return gorgonia.NewScalar(to, dtype, gorgonia.WithName(name(i)))
 	}
 	shape := gorgonia.WithShape(v.Shape...)
+	if v.Half.Type != nil {
+		x := gorgonia.NewTensor(to, v.Half, len(v.Shape), shape, gorgonia.WithName(name(i)))
+		return must(nn.Cast(dtype, x))
+	}
 	return gorgonia.NewTensor(to, dtype, len(v.Shape), shape, gorgonia.WithName(name(i)))
 }
 
@@ -162,7 +168,7 @@ func (b *Built) Learnables() (of gorgonia.Nodes) {
 	reached[len(b.Nodes)-1] = true
 	for i := len(b.Nodes) - 1; i >= 0; i-- {
 		switch v := b.drawn.Values[i]; {
-		case !reached[i] || v.flat || v.Limit > 0:
+		case !reached[i] || v.flat || v.Limit > 0 || v.Half.Type != nil:
 		case v.Op == "":
 			of = append(of, b.Nodes[i])
 		default:
@@ -187,6 +193,8 @@ func (g *Graph) String() string {
 		switch {
 		case v.Op == "" && v.Limit > 0:
 			fmt.Fprintf(&s, "= integers below %d", v.Limit)
+		case v.Half.Type != nil:
+			fmt.Fprintf(&s, "= %v, widened", v.Half)
 		case v.Op == "":
 			fmt.Fprintf(&s, "= %v", g.DType)
 		default:

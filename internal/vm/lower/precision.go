@@ -41,9 +41,10 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 func halved(p *ir.Program) *ir.Program {
 	wide, narrow := widened(p), narrowed(p)
 	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
+		half := v.DType == backend.BF16 // already
 		n.halve(&v, wide[id], narrow[id])
 		x := n.simplest(v)
-		if wide[id] && v.DType == backend.BF16 {
+		if wide[id] && v.DType == backend.BF16 && !half {
 			return n.widen(x)
 		}
 		return x

@@ -13,12 +13,18 @@ import (
 //	f(x), f(x)          = one value
 //	Reshape(Reshape(x)) = Reshape(x), and x if it has that shape; of permutations, too
 //	f(1, 2)             = a number
+//	Gather(Cast(x))     = Cast(Gather(x)) of 16-bit floats: of the rows, not of the table
 func simplify(p *ir.Program) *ir.Program {
 	return rewrite(p, func(n *numbering, _ ir.ID, v ir.Value) ir.ID { return n.simplest(v) })
 }
 
 // simplest adds v, or finds what is equal to it.
 func (n *numbering) simplest(v ir.Value) ir.ID {
+	if table, ok := n.tableOfHalf(v); ok {
+		wide := v.DType
+		v.Args, v.DType = []ir.ID{table, v.Args[1]}, n.of(table).DType
+		v.Op, v.Args, v.DType = ir.Cast{}, []ir.ID{n.add(v)}, wide
+	}
 	if !ir.View(v.Op) {
 		return n.add(n.folded(v))
 	}
@@ -48,6 +54,26 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 		}
 	}
 	return n.add(v)
+}
+
+// tableOfHalf returns the variable of 16-bit floats of which a Gather takes rows that were widened:
+// of pairs of elements, which devices move as words.
+func (n *numbering) tableOfHalf(v ir.Value) (table ir.ID, ok bool) {
+	gather, ok := v.Op.(ir.Gather)
+	if !ok || n.of(v.Args[0]).Op != (ir.Cast{}) {
+		return 0, false
+	}
+	width := 1
+	for axis := gather.Axis + 1; axis < v.Shape.Len(); axis++ {
+		width *= v.Shape.At(axis)
+	}
+	table = n.of(v.Args[0]).Args[0]
+	of := n.of(table)
+	for of.Op == (ir.Reshape{}) {
+		of = n.of(of.Args[0])
+	}
+	_, variable := of.Op.(ir.Input)
+	return table, variable && of.DType.Size() == 2 && width%2 == 0
 }
 
 // mergeReductions makes reductions of reductions one, where nothing else reads the inner one: the

@@ -136,6 +136,7 @@ type Buffer struct {
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the
 	// run before.
 	Written bool
+	Frozen  bool // of an Input that nothing changes
 	DType   backend.DType
 	Bytes   int
 	// For an Arena buffer and its parts: the place in the arena, and the steps during which it is

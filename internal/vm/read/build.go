@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 )
@@ -63,6 +64,18 @@ func (b *builder) typed(build func(b *builder) ir.ID) ir.ID {
 	b.shape = shape
 	b.Program.Values = b.Program.Values[:before]
 	return none
+}
+
+// wide returns an error if an operand is of 16-bit floats, with which the Do of an operation would
+// compute as with integers.
+func (b *builder) wide() error {
+	for _, n := range b.nodes {
+		if residence.Half(n.Dtype()) {
+			return fmt.Errorf("%s: the machine only widens and moves 16-bit floats: apply "+
+				"nn.Cast(tensor.Float32, x) to %s before", stock.Operation(b.node), stock.Label(n))
+		}
+	}
+	return nil
 }
 
 // opaque adds the value by the Do of its operation.

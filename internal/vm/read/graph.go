@@ -204,6 +204,9 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 		id = b.typed(func(b *builder) ir.ID { return b.local(o) })
 	}
 	if id < 0 {
+		if err := b.wide(); err != nil {
+			return err
+		}
 		id = b.opaque()
 	}
 	g.values[n] = id

@@ -72,7 +72,7 @@ func (b *builder) local(o local) ir.ID {
 // gatherAxis takes the elements of an axis of x that indices name: the axis becomes those of
 // indices.
 func (b *builder) gatherAxis(x, indices ir.ID, axis int) ir.ID {
-	if v := b.of(x); !v.DType.Float() || axis >= v.Shape.Len() {
+	if v := b.of(x); !v.DType.Float() || v.DType.Size() == 2 || axis >= v.Shape.Len() {
 		return none
 	}
 	return b.Gather(x, indices, axis)
