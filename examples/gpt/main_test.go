@@ -11,7 +11,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
@@ -152,6 +154,7 @@ func TestBadArguments(t *testing.T) {
 		"--precision f64":   "2:--precision f64: use f32, tf32 or bf16",
 		"--dropout 0.1":     "2:flag provided but not defined",
 		"--tp 2 --heads 1 ": "sharded among 2 ranks",
+		"--elastic":         "2:--tree 0: use a number of micro-batches with --elastic",
 	} {
 		code := 1
 		if rest, usage := strings.CutPrefix(want, "2:"); usage {
@@ -183,6 +186,37 @@ func TestALostRankChangesNothing(t *testing.T) {
 		}
 		require.Check(t, params[0] == params[1], "%s: it ends with other parameters than without "+
 			"a fault", layout)
+	}
+}
+
+// TestElasticRanksHaveTheBitsOfATree: one is killed, then all are told to end and save, and the next
+// start goes on, elastic or not, and ends as a tree on one rank does.
+func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
+	flags := small(repeating(t)) + "0 --every 20 --tree 4" // 100 steps
+	loss, eval, _, params := ending(t, exampletest.Train(t, 1, flags))
+	elastic := func(ranks int, flags string, environ ...string) *exampletest.Job {
+		j := exampletest.New(t, ranks, flags+" --elastic", environ...)
+		j.Elastic, j.Grace = &launch.Elastic{Least: 1, Standby: 1}, time.Minute
+		return j
+	}
+	for name, next := range map[string]*exampletest.Job{
+		"elastic": elastic(2, flags), "not elastic": exampletest.New(t, 2, flags),
+	} {
+		dir := filepath.Join(t.TempDir(), "state")
+		signals := make(chan os.Signal, 1)
+		first := elastic(3, flags+" --checkpoint "+dir, "EURYALE_FAULT=kill,rank=1,call=150")
+		first.Signals = signals
+		first.Out.Text, first.Out.Then = "step 40/", func() { signals <- syscall.SIGTERM }
+		err := first.Refused(t, "")
+		require.That(t, errors.As(err, new(*launch.Interrupted)) &&
+			strings.Contains(first.Out.String(), "saved in "+dir), "it ends with %v:\n%s%s", err,
+			&first.Out, &first.Errs)
+		next.Args = append(next.Args, "--checkpoint", dir)
+		printed := next.Run(t)
+		gotLoss, gotEval, _, got := ending(t, printed)
+		require.Check(t, strings.Contains(printed, "going on after step ") && gotLoss == loss &&
+			gotEval == eval && got == params, "%s: it ends with other numbers than %v, %v and %s:\n%s",
+			name, loss, eval, params, printed)
 	}
 }
 

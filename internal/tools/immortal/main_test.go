@@ -44,6 +44,57 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 	killed(t, c)
 }
 
+// TestAProgramWhoseProcessesAreKilledEndsAsOneWithout: the examples that train elastically, on this
+// machine and on three of which hosts leave and return. EURYALE_KILLS says how many kills each gets.
+func TestAProgramWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
+	kills := 10
+	if text := os.Getenv("EURYALE_KILLS"); text != "" {
+		kills = require.Value(strconv.Atoi(text))(t)
+	} else if os.Getenv("EURYALE_FULL") == "" {
+		t.Skip("set EURYALE_FULL=1, or EURYALE_KILLS")
+	}
+	root := require.Value(filepath.Abs("../../.."))(t)
+	t.Chdir(root)
+	for program, args := range map[string]string{
+		"digits": "-elastic -epochs 1500 -device cpu",
+		"gpt": "-elastic -device cpu -layers 1 -width 32 -heads 4 -context 24 -batch 16 -tree 8 " +
+			"-steps 5000 -every 50 -data " + filepath.Join(root, "docs"),
+	} {
+		for _, machines := range []int{0, 3} {
+			t.Run(fmt.Sprint(program, " on ", machines), func(t *testing.T) {
+				c := config{minutes: 24 * 60, enough: kills, seed: 1, model: program, ranks: 4,
+					least: 1, stops: 5, mean: 400 * time.Millisecond, timeout: time.Minute,
+					trainer: "./examples/" + program, args: args}
+				if machines > 0 {
+					c.machines, c.leaves, c.ranks, c.least = machines, 8, 6, 2
+					c.timeout, c.mean = 5*time.Second, time.Second
+				}
+				v, err := immortal(t.Context(), c)
+				if errors.Is(err, proctest.ErrLacking) {
+					t.Skip(err)
+				}
+				t.Log(v)
+				require.That(t, err == nil && v.kills >= kills && (v.left > 0) == (machines > 0),
+					"%v, want %d kills and, on machines, hosts that leave", err, kills)
+			})
+		}
+	}
+}
+
+// TestTheEndOfAProgramIsCompared: a hash of another training is an error, and so is none.
+func TestTheEndOfAProgramIsCompared(t *testing.T) {
+	for line, right := range map[string]bool{
+		"[0] loss=1.2 params=00112233445566778899 seconds=3": true,
+		"[0] loss=1.2 params=00112233445566778898 seconds=3": false,
+		"[0] step 10/10: loss=1.2":                           false,
+	} {
+		j := &job{config: config{trainer: "x", logs: t.TempDir()}, ends: map[string]bool{},
+			want: []string{"00112233445566778899"}}
+		j.hear(line)
+		require.Check(t, (j.judge(nil, 1) == nil) == right, "%s: right is %v", line, !right)
+	}
+}
+
 // TestAJobWhoseLinksAreCutEndsAsOneWithout: with kills and stops beside, on wires that delay and
 // lose. EURYALE_CUT_JOBS says in how many jobs.
 func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
