@@ -104,9 +104,16 @@ func (t *trainer) do(ctx context.Context, turn autograd.Turn) error {
 	exchange := turn.Exchange
 	turn.Exchange = func() error {
 		t.regroup()
-		return exchange()
+		t.shared = exchange()
+		return t.shared
 	}
 	return t.elastic.Do(turn)
+}
+
+// alone reports whether other ranks may train on after an error of this one.
+func (t *trainer) alone(why error) bool {
+	return t.elastic != nil && !t.elastic.Ends() && t.elastic.Size() > 1 &&
+		(t.shared == nil || !errors.Is(why, t.shared))
 }
 
 // regroup goes on with the ranks of a new generation, from where the training is.

@@ -67,6 +67,7 @@ type trainer struct {
 	reported  int       // the last epoch that OnEpoch was called for
 
 	elastic *autograd.Elastic // nil for ranks that do not change
+	shared  error             // of the last exchange of elastic ranks: all that are left have it
 }
 
 // past is what a checkpoint has besides model and solver.

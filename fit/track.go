@@ -115,12 +115,15 @@ func (e Epoch) point() point {
 func (t *trainer) closeTrackers(why error) {
 	status := "FINISHED"
 	switch {
-	case why != nil && t.elastic != nil && !t.elastic.Ends():
+	case why != nil && t.alone(why):
 		status = ""
 	case errors.Is(why, ErrStopped):
 		status = "KILLED"
 	case why != nil:
 		status = "FAILED"
+		if t.elastic != nil && t.past.Name != "" { // the one that had them open may be lost
+			_ = t.openTrackers(t.past.Steps + 1) // the training has failed already
+		}
 	}
 	for i := 0; i < len(t.trackers) && t.opened; i++ {
 		t.trackers[i].close(status)

@@ -41,6 +41,7 @@ type fitRun struct {
 	hook  func(id elastic.ID, s fit.StepLoss) error
 	epoch func(id elastic.ID, e fit.Epoch)
 	until func(id elastic.ID) context.Context
+	wrong func(sample int) error // of a sample of the training
 	more  []fit.Option
 	runs  *mlflow.Server
 
@@ -51,7 +52,7 @@ type fitRun struct {
 // newFitRun starts a job of n processes.
 func newFitRun(t testing.TB, n int, with func(*fitRun)) *fitRun {
 	f := &fitRun{dir: t.TempDir(), hook: func(elastic.ID, fit.StepLoss) error { return nil },
-		epoch: func(elastic.ID, fit.Epoch) {},
+		epoch: func(elastic.ID, fit.Epoch) {}, wrong: func(int) error { return nil },
 		until: func(elastic.ID) context.Context { return context.Background() }}
 	f.elasticRun = newElasticRun(t, "fit", 0, 0, elastic.Limits{Least: 1, Most: n}, nobody,
 		ofNorms.of)
@@ -117,7 +118,13 @@ func (f *fitRun) fit(id elastic.ID, first elastic.View) (result *fit.Result, has
 	}
 	defer judge.Close()
 	inputs := func(n int) fit.Data {
-		return fit.Data{Set: samplesOf(n), Inputs: gorgonia.Nodes{m.x, m.y}, Loss: m.cost}
+		set := samplesOf(n)
+		if n == fitSamples {
+			set = data.Of(n, func(i int, row []any) error {
+				return errors.Join(f.wrong(i), samplesOf(n).Read(i, row))
+			})
+		}
+		return fit.Data{Set: set, Inputs: gorgonia.Nodes{m.x, m.y}, Loss: m.cost}
 	}
 	result, err = fit.Run(f.until(id), m.machine, inputs(fitSamples), append([]fit.Option{
 		fit.Epochs(fitEpochs), fit.Random(m.random), fit.Checkpoint(f.dir, 3),
@@ -301,6 +308,33 @@ func TestTheNextRank0TellsOfTheEndWhereRank0DiesInTheLastEpoch(t *testing.T) {
 	require.Check(t, slices.ContainsFunc(f.runs.Runs, func(r *mlflow.Run) bool {
 		return r.Status == "FINISHED"
 	}), "no run is finished")
+}
+
+// TestATrainingThatFailsOnAllRanksIsAFailedRun: an error of a hook of any rank ends all, and one of
+// a sample each rank that reads it, the last one, too.
+func TestATrainingThatFailsOnAllRanksIsAFailedRun(t *testing.T) {
+	broken := errors.New("broken")
+	for name, with := range map[string]func(f *fitRun){
+		"a hook": func(f *fitRun) {
+			f.hook = func(id elastic.ID, s fit.StepLoss) error {
+				return map[bool]error{true: broken}[id == 2 && s.Step == 3]
+			}
+		},
+		"a sample": func(f *fitRun) {
+			f.wrong = func(sample int) error {
+				return map[bool]error{true: broken}[sample == fitSamples/2]
+			}
+		},
+	} {
+		f := newFitRun(t, 2, with)
+		f.running.Wait()
+		for _, err := range f.errs {
+			require.Check(t, errors.Is(err, broken) || len(f.errs) > 1, "%s: %v", name, err)
+		}
+		runs := f.runs.Runs
+		require.Check(t, len(runs) == 1 && runs[0].Status == "FAILED", "%s: the runs are %+v", name,
+			runs)
+	}
 }
 
 // TestARankIsToldToEndAndTheOthersGoOn: it leaves without a step that is repeated, and who takes
