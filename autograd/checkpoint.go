@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -174,7 +173,7 @@ func (d *DataParallel) content(by gorgonia.Solver, progress any, behind, onDevic
 		return c, err
 	}
 	if err = leftOut(reflect.TypeOf(progress), map[reflect.Type]bool{}); err == nil {
-		r.Progress, err = json.Marshal(progress)
+		r.Progress, err = marshal(progress)
 	}
 	if err != nil {
 		err = fmt.Errorf("progress: %w", err)

@@ -502,6 +502,7 @@ type handed struct {
 	checkpoint.Stamp
 	Tensors  []like
 	Progress json.RawMessage `json:",omitempty"`
+	Wrong    string          `json:",omitempty"` // with the progress
 }
 
 // like describes a tensor of a checkpoint.
@@ -521,8 +522,8 @@ func (e *Elastic) handOver() error {
 	if e.comm.Rank() == 0 {
 		if e.progress != nil {
 			var err error
-			if of.Progress, err = json.Marshal(e.progress); err != nil {
-				return wrapped("the progress of Elastic.Share: %w", err)
+			if of.Progress, err = marshal(e.progress); err != nil {
+				of.Wrong = err.Error()
 			}
 		}
 		kept, err := e.solver.State()
@@ -546,6 +547,9 @@ func (e *Elastic) handOver() error {
 	}
 	if err := json.Unmarshal(texts[0], &of); err != nil {
 		return wrapped("the training of rank 0: %w", err)
+	}
+	if of.Wrong != "" { // who comes ends; if rank 0 alone failed, it and the next ones would
+		return wrapped("the progress of Elastic.Share on rank 0: %w", errors.New(of.Wrong))
 	}
 	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
 	for _, t := range of.Tensors {

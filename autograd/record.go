@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -243,6 +244,16 @@ func (l loaded) unmarshalProgress(progress any) error {
 		return fmt.Errorf("progress: %w", err)
 	}
 	return nil
+}
+
+// marshal returns progress as JSON, which has no NaN and no infinities.
+func marshal(progress any) (json.RawMessage, error) {
+	text, err := json.Marshal(progress)
+	if errors.As(err, new(*json.UnsupportedValueError)) {
+		err = fmt.Errorf("%w: JSON has no such number: leave it out, or keep it as text (%w)",
+			backend.ErrArgument, err)
+	}
+	return text, err
 }
 
 // leftOut returns an error for a field that JSON leaves out of a value because its name is not

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -939,10 +940,11 @@ func (s slow) Available() error {
 }
 
 // TestAReplacementThatCannotTakePartEndsAlone: the others do each step without it. Its model is
-// another one, it has not what the others connect by, or its calls fail.
+// another one, it has not what the others connect by, its calls fail, or the others' progress has a
+// number that it cannot be given.
 func TestAReplacementThatCannotTakePartEndsAlone(t *testing.T) {
 	endsAlone(t, guarded, "model")
-	for _, lacks := range []string{"model", "backends", "calls"} {
+	for _, lacks := range []string{"model", "backends", "calls", "progress"} {
 		endsAlone(t, planned, lacks)
 	}
 }
@@ -970,6 +972,9 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 				return job
 			}
 			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if lacks == "progress" {
+					require.NoError(t, e.Share(&[]float64{math.NaN()}))
+				}
 				if e.Next() != joins || id != 1 {
 					return nil
 				}
@@ -983,7 +988,9 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 		})
 	r.running.Wait()
 	failed := slices.IndexFunc(r.errs, func(err error) bool { return err != nil })
-	require.That(t, failed >= 0 && strings.Contains(r.errs[failed].Error(), "process 3"),
+	says := map[string]string{"progress": "JSON has no such number"}[lacks]
+	require.That(t, failed >= 0 && strings.Contains(r.errs[failed].Error(), "process 3") &&
+		strings.Contains(r.errs[failed].Error(), says),
 		"%+v, %s: the errors are %v", way, lacks, r.errs)
 	r.errs, r.hashes = slices.Delete(r.errs, failed, failed+1), slices.Delete(r.hashes, failed,
 		failed+1)
