@@ -44,6 +44,9 @@ func kitchen(t *testing.T, dir, euryale, program, flags string) (path string) {
 // TestTheRecipeOfSlurm: by Slurm's daemons, on two nodes. A rank is killed; the job reaches its
 // time limit, is requeued, and resumes; a node is told to end, and lost.
 func TestTheRecipeOfSlurm(t *testing.T) {
+	if !full() {
+		t.Skip("set EURYALE_FULL=1")
+	}
 	s := newSlurm(t, 2)
 	program := built(t, digits)
 	const epochs = "-epochs=100"
@@ -83,6 +86,77 @@ func TestTheRecipeOfSlurm(t *testing.T) {
 		s.machines[1].Cut(t)
 		s.machines[1].Signal(t, syscall.SIGKILL)
 		ends(s, out, `host 1 at \S+ is lost`)
+	})
+}
+
+// TestSlurmStartsRanks: by srun, on two nodes.
+func TestSlurmStartsRanks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts Slurm's daemons")
+	}
+	s := newSlurm(t, 2)
+	_, out := s.submit("#!/bin/sh\nexport EURYALE_TOKEN="+secret+"\nsrun --ntasks-per-node=2 "+
+		built(t, "examples/allreduce")+"\n", "--chdir="+s.dir, "--nodes=2")
+	s.says(out, `(?s)(the sum of all is \[10 100 1000\].*){4}`)
+}
+
+// TestSlurmJobsOfOtherKinds: an array, of which each job has a node; a heterogeneous job, of which
+// one step has all components; and one that is queued again while a node is drained.
+func TestSlurmJobsOfOtherKinds(t *testing.T) {
+	if !full() {
+		t.Skip("set EURYALE_FULL=1")
+	}
+	s := newSlurm(t, 2)
+	program := built(t, digits)
+	const epochs = "-epochs=100"
+	want := elasticHash(t, program, epochs)
+	s.env = append(s.env, kitchen(t, s.dir, command(t).Path, program, epochs), actAsEuryale+"=1",
+		"EURYALE_TIMEOUT=20")
+	script := recipe(t, "Slurm")
+	ends := func(s slurm, out string) {
+		got := hash.FindString(s.says(out, hash.String()))
+		require.Check(s, got == want, "%s ends with %s, want %s", filepath.Base(out), got, want)
+	}
+	t.Run("an array", func(t *testing.T) {
+		s.T = t
+		each := strings.ReplaceAll(script, " state\n", " state-$SLURM_ARRAY_TASK_ID\n")
+		require.That(t, each != script, "the recipe names no checkpoint:\n%s", script)
+		_, out := s.submit(each, "--chdir="+s.dir, "--nodes=1", "--array=0-2")
+		for i := range 3 {
+			ends(s, strings.TrimSuffix(out, ".out")+fmt.Sprintf("_%d.out", i))
+		}
+	})
+	t.Run("a heterogeneous job", func(t *testing.T) {
+		s.T = t
+		const components = "#!/bin/sh\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n" +
+			"#SBATCH --nodes=1 --ntasks=2\nexport EURYALE_TOKEN=" + secret +
+			"\nsrun --het-group=0,1 "
+		_, out := s.submit(components+program+" -epochs=2\n", "--chdir="+s.dir)
+		s.says(out, "ranks=3 backend=tcp")
+		_, out = s.submit(strings.Replace(components, "=2\n", "=1\n", 1)+
+			"euryale run --elastic -n 2 ./train -elastic\n", "--chdir="+s.dir)
+		ends(s, out)
+	})
+	t.Run("a node is drained", func(t *testing.T) {
+		s.T = t
+		node := func(state string) {
+			s.say("scontrol", "update", "nodename=node-1", "state="+state, "reason=test")
+		}
+		job, out := s.submit(script, "--chdir="+s.dir)
+		s.says(out, `epoch 9/`)
+		node("drain")
+		s.says(out, `epoch 15/`)
+		s.say("scancel", "--signal=TERM", job)
+		s.until("it waits for the node", func() bool {
+			said := s.say("squeue", "-h", "-o", "%T %r", "-j", job)
+			return strings.Contains(said, "PENDING") && !strings.Contains(said, "BeginTime")
+		})
+		text := string(require.Value(os.ReadFile(out))(t))
+		require.Check(t, hash.FindString(text) == "", "it has ended before:\n%s", text)
+		node("resume")
+		ends(s, out)
+		said := s.say("scontrol", "show", "job", job)
+		require.Check(t, strings.Contains(said, "Restarts=1"), "it is not queued again:\n%s", said)
 	})
 }
 

@@ -51,9 +51,6 @@ SlurmdParameters=config_overrides
 // newSlurm starts a cluster. Without Slurm the test is skipped.
 func newSlurm(t *testing.T, nodes int) slurm {
 	t.Helper()
-	if !full() {
-		t.Skip("set EURYALE_FULL=1")
-	}
 	path := os.Getenv("PATH") + ":/usr/sbin"
 	t.Setenv("PATH", path)
 	for _, command := range []string{"munged", "slurmctld", "slurmd", "sbatch"} {

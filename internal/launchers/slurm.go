@@ -21,10 +21,6 @@ func slurm() Contract {
 			inStep := v.Text("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS") != ""
 			node := max(0, v.Count("SLURM_NODEID"))
 			p.Script = v.Text("ENVIRONMENT") == "BATCH" && !inStep && p.Rank <= 0 && node == 0
-			if het := v.Count("SLURM_HET_SIZE"); het > 1 {
-				v.fail(fmt.Errorf("SLURM_HET_SIZE=%d: the components of a heterogeneous job "+
-					"number their ranks apart", het))
-			}
 			// Rank 0 is on the first machine of the step. srun is often called on another one.
 			p.Addr = cmp.Or(firstHost(v.Text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
 				v.Text("SLURM_LAUNCH_NODE_IPADDR"))
