@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
@@ -432,7 +433,7 @@ func (u *unit[T]) show(to, from []T, pitch int) {
 // filter computes the results of the unit.
 func (u *unit[T]) filter() {
 	p := simd.Product[T]{
-		M: u.filters, N: u.width, Alpha: 1, ARow: u.columns(), AStep: 1, B: u.patches,
+		M: u.filters, N: u.width, Alpha: 1, ARow: u.columns(), AStep: 1, B: backend.Of(u.patches),
 		BStep: u.width, C: u.other, CPitch: u.width,
 	}
 	if !u.spreads() {
@@ -504,7 +505,7 @@ func (u *unit[T]) addFilters(part int, first bool) {
 func (u *unit[T]) addBlock(turned, sums []T, first bool) {
 	p := simd.Product[T]{
 		M: u.depth * u.pixels(), N: u.filters, K: u.width, Alpha: 1, Beta: 1,
-		A: u.patches, ARow: u.width, AStep: 1, B: turned, BStep: u.filters,
+		A: u.patches, ARow: u.width, AStep: 1, B: backend.Of(turned), BStep: u.filters,
 		C: sums, CPitch: u.filters,
 	}
 	if first {

@@ -3,6 +3,7 @@ package kernels
 import (
 	"slices"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
@@ -122,7 +123,7 @@ func (d *depthwise[T]) places(n, row, rows int, framed, sums []T) {
 			}
 			phase := (plane*d.strideH+y%d.strideH)*d.phases + x%d.phases
 			p.A = weights[k/step*d.kernelW+k%step:]
-			p.B = framed[(phase*d.height+row+y/d.strideH)*d.width+x/d.phases:]
+			p.B = backend.Of(framed[(phase*d.height+row+y/d.strideH)*d.width+x/d.phases:])
 			if d.pass == InputGradient { // the window is turned
 				p.A, p.AStep = weights[taps-1-k*d.kernelW:], -1
 			}
@@ -167,7 +168,7 @@ func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
 			p.M = ceil(d.kernelH-k, step)
 			moved := (p.M - 1) * p.ARow
 			p.K, p.A = moved+(d.outH-1)*pitch+d.outW, results[front-moved:]
-			p.B = framed[(k*d.dilationH%d.strideH*d.height+k*d.dilationH/d.strideH)*d.width:]
+			p.B = backend.Of(framed[(k*d.dilationH%d.strideH*d.height+k*d.dilationH/d.strideH)*d.width:])
 			simd.Multiply(d.level, &p)
 			p.C = p.C[p.M*d.kernelW:]
 		}

@@ -246,7 +246,7 @@ func (t *forward[T, S]) Run(part, worker int) {
 		rows := min(t.block, queries-i)
 		width := t.seen(head, first+i+rows-1)
 		t.product(simd.Product[T]{
-			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1, B: turned,
+			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1, B: backend.Of(turned),
 			BStep: keys, C: scores, CPitch: width,
 		}, T(a.Scale), 0)
 		for r := range rows {
@@ -256,7 +256,7 @@ func (t *forward[T, S]) Run(part, worker int) {
 		}
 		t.exps(scores, width, head, first+i, most[:rows])
 		t.product(simd.Product[T]{
-			M: rows, N: a.ValueSize, K: width, A: scores, ARow: width, AStep: 1, B: v.rows,
+			M: rows, N: a.ValueSize, K: width, A: scores, ARow: width, AStep: 1, B: backend.Of(v.rows),
 			BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
 		}, 1, 0)
 		for r := range rows {
@@ -380,10 +380,10 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	a := &t.a
 	width := t.seen(o.head, first+rows-1)
 	weights := simd.Product[T]{M: rows, N: width, K: a.Size, A: o.q.from(first), ARow: o.q.pitch,
-		AStep: 1, B: o.turnedK, BStep: a.Keys, C: o.weights, CPitch: width}
+		AStep: 1, B: backend.Of(o.turnedK), BStep: a.Keys, C: o.weights, CPitch: width}
 	grads := weights
 	grads.K, grads.A, grads.ARow, grads.B, grads.C = a.ValueSize, o.dy.from(first), o.dy.pitch,
-		o.turnedV, o.grads
+		backend.Of(o.turnedV), o.grads
 	t.product(weights, T(a.Scale), 0)
 	t.product(grads, 1, 0)
 	for r := range rows {
@@ -396,8 +396,8 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	t.exps(o.weights, width, o.head, first, o.lse[first:first+rows])
 	add := simd.Product[T]{M: width, N: a.Size, K: rows, ARow: 1, AStep: width}
 	dv, dk := add, add
-	dv.N, dv.A, dv.B, dv.BStep, dv.C, dv.CPitch = a.ValueSize, o.weights, o.dy.from(first),
-		o.dy.pitch, o.dv.rows, o.dv.pitch
+	dv.N, dv.A, dv.C, dv.CPitch = a.ValueSize, o.weights, o.dv.rows, o.dv.pitch
+	dv.B, dv.BStep = backend.Of(o.dy.from(first)), o.dy.pitch
 	t.product(dv, 1, beta)
 	ds := o.grads[:rows*width]
 	if !simd.Binary(t.level, simd.Mul, ds, ds, o.weights[:len(ds)]) {
@@ -405,10 +405,11 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 			ds[i] *= o.weights[i]
 		}
 	}
-	dk.A, dk.B, dk.BStep, dk.C, dk.CPitch = ds, o.q.from(first), o.q.pitch, o.dk.rows, o.dk.pitch
+	dk.A, dk.C, dk.CPitch = ds, o.dk.rows, o.dk.pitch
+	dk.B, dk.BStep = backend.Of(o.q.from(first)), o.q.pitch
 	t.product(dk, T(a.Scale), beta)
 	t.product(simd.Product[T]{
-		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1, B: o.k.rows, BStep: o.k.pitch,
+		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1, B: backend.Of(o.k.rows), BStep: o.k.pitch,
 		C: o.dq.from(first), CPitch: o.dq.pitch,
 	}, T(a.Scale), 0)
 }

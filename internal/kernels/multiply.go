@@ -19,8 +19,6 @@ func (h Host) multiply(p Product, l simd.Level) error {
 		return err
 	}
 	switch in, out := p.A.Buffer.DType(), p.C.Buffer.DType(); {
-	case in == backend.F64 && dotted[float64](h.Workers, &p, l):
-	case in == backend.F32 && dotted[float32](h.Workers, &p, l):
 	case in == backend.F64:
 		multiply[float64, float64, float64](h.Workers, p, l)
 	case in == backend.F32:
@@ -74,6 +72,7 @@ type blocks struct {
 	depth                   int  // steps of K that are packed at a time
 	height, width           int  // of a strip of A and of a panel of B
 	aInPlace, bInPlace      bool // an operand is read where it lies
+	dots                    bool // so are both, as rows of A and columns of B
 }
 
 // What fits into the caches of a core: a block of B takes half of a second-level cache of 1 MiB,
@@ -91,7 +90,12 @@ const (
 // one has little to compute.
 func blocksOf[T float, S backend.Element](p *Product, l simd.Level) blocks {
 	size := sizeOf[T]()
+	same := sizeOf[S]() == size // else it must be widened
 	b := blocks{together: 1, height: simd.TileRows(l), width: simd.PanelWidth[T](l)}
+	few := p.M <= simd.FewRows && (same || l > simd.Go)
+	if b.dots = few && p.B.Transposed && !p.A.Transposed && p.K >= b.width; b.dots {
+		b.height = max(p.M, 1)
+	}
 	b.depth = evenly(p.K, stripBytes/size/b.height, 1)
 	b.rows = evenly(p.M, 480, b.height)
 	b.columns = evenly(p.N, blockBytes/size/max(b.depth, 1), b.width)
@@ -109,10 +113,10 @@ func blocksOf[T float, S backend.Element](p *Product, l simd.Level) blocks {
 		b.together = evenly(p.batch(), max(leastWork/max(b.work(p), 1), 1), 1)
 	}
 	b.parts = ceil(p.batch(), b.together) * b.rowBlocks * b.columnParts
-	if sizeOf[S]() == size { // else it must be widened
-		b.aInPlace = p.M <= 4 || readable(p.A, min(p.M, b.height), p.K, size)
-		b.bInPlace = !p.B.Transposed && (p.M <= 4 || p.K*p.B.Pitch*size <= stripBytes)
-	}
+	b.aInPlace = b.dots || same && (p.M <= simd.FewRows ||
+		readable(p.A, min(p.M, b.height), p.K, size))
+	b.bInPlace = b.dots || !p.B.Transposed &&
+		(few && (same || p.N >= b.width) || same && p.K*p.B.Pitch*size <= stripBytes)
 	return b
 }
 

@@ -42,7 +42,7 @@ func (m *multiplication[T, S, D]) packing(worker int) packing[T] {
 	if !m.bInPlace {
 		sizes[1] = m.depth * ceil(m.columns, m.width) * m.width
 	}
-	if sizeOf[S]() < sizeOf[T]() && m.B.Transposed {
+	if sizeOf[S]() < sizeOf[T]() && m.B.Transposed && !m.dots {
 		sizes[2] = m.width * (m.depth + padding)
 	}
 	if sizeOf[D]() < sizeOf[T]() {
@@ -69,7 +69,9 @@ func (m *multiplication[T, S, D]) block(p *packing[T], n, i, rows, j, columns in
 	}
 	for k := 0; k == 0 || k < m.K; k += m.depth {
 		t.K = min(m.depth, m.K-k)
-		if m.K > 0 {
+		if m.dots {
+			m.multiplyDots(&t, n, i, rows, j, k)
+		} else if m.K > 0 {
 			m.packB(p, &t, m.b[n*m.B.Stride:], k, j)
 			m.multiplyStrips(p, t, m.a[n*m.A.Stride:], i, rows, k)
 		} else {
@@ -86,15 +88,24 @@ func (m *multiplication[T, S, D]) block(p *packing[T], n, i, rows, j, columns in
 	}
 }
 
+// multiplyDots multiplies rows of A by columns of B, both where they lie.
+func (m *multiplication[T, S, D]) multiplyDots(t *simd.Product[T], n, i, rows, j, k int) {
+	d := simd.Dots[T]{M: rows, N: t.N, K: t.K, C: t.C, CPitch: t.CPitch, Alpha: t.Alpha,
+		Beta: t.Beta, ARow: m.A.Pitch, BColumn: m.B.Pitch,
+		A: backend.Of(m.a[n*m.A.Stride+i*m.A.Pitch+k:]),
+		B: backend.Of(m.b[n*m.B.Stride+j*m.B.Pitch+k:])}
+	d.Multiply(m.level)
+}
+
 // packB sets B of t to the columns from j, from step k.
 func (m *multiplication[T, S, D]) packB(p *packing[T], t *simd.Product[T], b []S, k, j int) {
 	row, column := m.B.Steps()
 	b = b[k*row+j*column:]
 	if m.bInPlace {
-		t.B, t.BStep = of[T](b), m.B.Pitch
+		t.B, t.BStep = backend.Of(b), m.B.Pitch
 		return
 	}
-	t.B, t.BStep, t.BPanel = p.panels, m.width, t.K*m.width
+	t.B, t.BStep, t.BPanel = backend.Of(p.panels), m.width, t.K*m.width
 	for x := 0; x < t.N; x += m.width {
 		m.packPanel(p.panels[x*t.K:], p.wide, b[x*column:], min(m.width, t.N-x), t.K)
 	}
@@ -109,10 +120,10 @@ func (m *multiplication[T, S, D]) packPanel(panel, wide []T, b []S, columns, dep
 	case same:
 		simd.CopyRows(m.level, panel, from, m.width, m.B.Pitch, depth, columns)
 	case m.B.Transposed:
-		widenRows(wide, b, depth+padding, m.B.Pitch, columns, depth)
+		widenRows(m.level, wide, b, depth+padding, m.B.Pitch, columns, depth)
 		simd.TransposeRows(m.level, panel, wide, m.width, depth+padding, columns, depth)
 	default:
-		widenRows(panel, b, m.width, m.B.Pitch, depth, columns)
+		widenRows(m.level, panel, b, m.width, m.B.Pitch, depth, columns)
 	}
 }
 
@@ -147,15 +158,23 @@ func (m *multiplication[T, S, D]) packStrip(t *simd.Product[T], a []S) {
 	if from, same := any(a).([]T); same && m.A.Transposed {
 		simd.CopyRows(m.level, t.A, from, pitch, m.A.Pitch, rows, columns)
 	} else {
-		widenRows(t.A, a, pitch, m.A.Pitch, rows, columns)
+		widenRows(m.level, t.A, a, pitch, m.A.Pitch, rows, columns)
 	}
 }
 
 // widenRows copies a matrix.
-func widenRows[T float, S backend.Element](dst []T, src []S, dstPitch, srcPitch, rows,
-	columns int) {
-	for i := range rows {
-		load(dst[i*dstPitch:][:columns], src[i*srcPitch:][:columns])
+func widenRows[T float, S backend.Element](l simd.Level, dst []T, src []S, dstPitch, srcPitch,
+	rows, columns int) {
+	wide, _ := any(dst).([]float32)
+	switch src := any(src).(type) {
+	case []backend.BFloat16:
+		simd.WidenRows(l, wide, src, dstPitch, srcPitch, rows, columns)
+	case []backend.Float16:
+		simd.WidenRows(l, wide, src, dstPitch, srcPitch, rows, columns)
+	case []T:
+		for i := range rows {
+			copy(dst[i*dstPitch:][:columns], src[i*srcPitch:][:columns])
+		}
 	}
 }
 

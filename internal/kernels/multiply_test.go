@@ -24,7 +24,7 @@ var productTypes = [][2]backend.DType{
 func productShapes() [][4]int {
 	shapes := [][4]int{
 		{1, 1, 1, 1}, {1, 3, 5, 2}, {2, 4, 65, 3}, {2, 3, 4, 0}, {3, 13, 33, 17}, {1, 1, 259, 40},
-		{1, 25, 1, 70}, {1, 29, 47, 360}, {5, 8, 8, 8},
+		{1, 25, 1, 70}, {1, 29, 47, 360}, {5, 8, 8, 8}, {1, 3, 70, 75},
 	}
 	if os.Getenv("EURYALE_FULL") != "" {
 		shapes = append(shapes, [][4]int{{1, 500, 40, 3}, {1, 3, 700, 5}, {1, 12, 32, 700},
@@ -197,4 +197,36 @@ func TestMultiplyAllocatesNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// BenchmarkMultiply multiplies rows by a weight on one core. Bytes are those of the weight.
+func BenchmarkMultiply(b *testing.B) {
+	for _, shape := range [][3]int{{1, 2048, 2048}, {4, 2048, 8192}, {16, 2048, 8192},
+		{512, 768, 3072}} {
+		M, K, N := shape[0], shape[1], shape[2]
+		for _, transposed := range []bool{false, true} {
+			for _, types := range productTypes[1:] {
+				p := Product{M: M, N: N, K: K, Alpha: 1,
+					A: Matrix{Buffer: buffer(types[0], M*K), Pitch: K},
+					B: Matrix{Buffer: buffer(types[0], K*N), Pitch: N, Transposed: transposed},
+					C: Matrix{Buffer: buffer(types[1], M*N), Pitch: N}}
+				if transposed {
+					p.B.Pitch = K
+				}
+				name := fmt.Sprintf("%dx%dx%d/transposed=%v/%v-%v", M, K, N, transposed, types[0],
+					types[1])
+				b.Run(name, func(b *testing.B) {
+					b.SetBytes(int64(K * N * types[0].Size()))
+					for b.Loop() {
+						require.NoError(b, Host{}.Multiply(p))
+					}
+				})
+			}
+		}
+	}
+}
+
+// buffer returns n elements of d.
+func buffer(d backend.DType, n int) backend.Buffer {
+	return backend.Of(make([]float64, n)).As(d).Slice(0, n)
 }

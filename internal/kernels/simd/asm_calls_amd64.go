@@ -95,6 +95,27 @@ func divVectors[T Float](l Level, dst *T, x *T, y *T, xstep int, ystep int, n in
 	}
 }
 
+func dotsVectors(l Level, d backend.DType, a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int) {
+	switch {
+	case d == backend.BF16 && l == AVX512:
+		dotsBF16AVX512(a, b, sums, aRow, bColumn, k, rows, columns)
+	case d == backend.BF16:
+		dotsBF16AVX2(a, b, sums, aRow, bColumn, k, rows, columns)
+	case d == backend.F16 && l == AVX512:
+		dotsF16AVX512(a, b, sums, aRow, bColumn, k, rows, columns)
+	case d == backend.F16:
+		dotsF16AVX2(a, b, sums, aRow, bColumn, k, rows, columns)
+	case d == backend.F32 && l == AVX512:
+		dotsF32AVX512(a, b, sums, aRow, bColumn, k, rows, columns)
+	case d == backend.F32:
+		dotsF32AVX2(a, b, sums, aRow, bColumn, k, rows, columns)
+	case d == backend.F64 && l == AVX512:
+		dotsF64AVX512(a, b, sums, aRow, bColumn, k, rows, columns)
+	default:
+		dotsF64AVX2(a, b, sums, aRow, bColumn, k, rows, columns)
+	}
+}
+
 func equalVectors[T Float](l Level, dst *T, x *T, y *T, xstep int, ystep int, n int) {
 	switch {
 	case unsafe.Sizeof(*new(T)) == 4 && l == AVX512:
@@ -637,6 +658,28 @@ func widenVectors(l Level, d backend.DType, dst *byte, src *byte, n int) {
 		widenF16AVX512(dst, src, n)
 	default:
 		widenF16AVX2(dst, src, n)
+	}
+}
+
+func widenRowsVectors(d backend.DType, dst *float32, src *byte, dstPitch int, srcPitch int, rows int, vectors int) {
+	switch {
+	case d == backend.BF16:
+		widenRowsBF16AVX2(dst, src, dstPitch, srcPitch, rows, vectors)
+	default:
+		widenRowsF16AVX2(dst, src, dstPitch, srcPitch, rows, vectors)
+	}
+}
+
+func widenedVectors(l Level, d backend.DType, a *float32, b *byte, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32) {
+	switch {
+	case d == backend.BF16 && l == AVX512:
+		widenedBF16AVX512(a, b, c, aRow, aStep, bStep, cPitch, k, rows, columns, alpha, beta)
+	case d == backend.BF16:
+		widenedBF16AVX2(a, b, c, aRow, aStep, bStep, cPitch, k, rows, columns, alpha, beta)
+	case d == backend.F16 && l == AVX512:
+		widenedF16AVX512(a, b, c, aRow, aStep, bStep, cPitch, k, rows, columns, alpha, beta)
+	default:
+		widenedF16AVX2(a, b, c, aRow, aStep, bStep, cPitch, k, rows, columns, alpha, beta)
 	}
 }
 

@@ -36,6 +36,10 @@ func divVectors[T Float](l Level, dst *T, x *T, y *T, xstep int, ystep int, n in
 	panic("simd: no vectors")
 }
 
+func dotsVectors(l Level, d backend.DType, a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int) {
+	panic("simd: no vectors")
+}
+
 func equalVectors[T Float](l Level, dst *T, x *T, y *T, xstep int, ystep int, n int) {
 	panic("simd: no vectors")
 }
@@ -197,6 +201,14 @@ func whereVectors[T Float](l Level, dst *T, c *T, x *T, y *T, cstep int, xstep i
 }
 
 func widenVectors(l Level, d backend.DType, dst *byte, src *byte, n int) {
+	panic("simd: no vectors")
+}
+
+func widenRowsVectors(d backend.DType, dst *float32, src *byte, dstPitch int, srcPitch int, rows int, vectors int) {
+	panic("simd: no vectors")
+}
+
+func widenedVectors(l Level, d backend.DType, a *float32, b *byte, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32) {
 	panic("simd: no vectors")
 }
 

@@ -7,15 +7,80 @@ package simd
 //go:noescape
 func tileF32AVX512(a *float32, b *float32, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
 
+// dotsF32AVX512 sums products of k elements, a multiple of 16 and not 0.
+//
+//go:noescape
+func dotsF32AVX512(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
+// widenedF16AVX512 is a tile of few rows and whole vectors of columns.
+//
+//go:noescape
+func widenedF16AVX512(a *float32, b *byte, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
+
+// dotsF16AVX512 sums products of k elements, a multiple of 16 and not 0.
+//
+//go:noescape
+func dotsF16AVX512(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
+// widenedBF16AVX512 is a tile of few rows and whole vectors of columns.
+//
+//go:noescape
+func widenedBF16AVX512(a *float32, b *byte, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
+
+// dotsBF16AVX512 sums products of k elements, a multiple of 32 and not 0.
+//
+//go:noescape
+func dotsBF16AVX512(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
 // tileF64AVX512 is a tile of a product, see tile. It has the height of one of the shapes and at most the width.
 //
 //go:noescape
 func tileF64AVX512(a *float64, b *float64, c *float64, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float64, beta float64)
 
+// dotsF64AVX512 sums products of k elements, a multiple of 8 and not 0.
+//
+//go:noescape
+func dotsF64AVX512(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
 // tileF32AVX2 is a tile of a product, see tile. It has the height of one of the shapes and at most the width.
 //
 //go:noescape
 func tileF32AVX2(a *float32, b *float32, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
+
+// dotsF32AVX2 sums products of k elements, a multiple of 8 and not 0.
+//
+//go:noescape
+func dotsF32AVX2(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
+// widenedF16AVX2 is a tile of few rows and whole vectors of columns.
+//
+//go:noescape
+func widenedF16AVX2(a *float32, b *byte, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
+
+// dotsF16AVX2 sums products of k elements, a multiple of 8 and not 0.
+//
+//go:noescape
+func dotsF16AVX2(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
+// widenRowsF16AVX2 widens some vectors of each row.
+//
+//go:noescape
+func widenRowsF16AVX2(dst *float32, src *byte, dstPitch int, srcPitch int, rows int, vectors int)
+
+// widenedBF16AVX2 is a tile of few rows and whole vectors of columns.
+//
+//go:noescape
+func widenedBF16AVX2(a *float32, b *byte, c *float32, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float32, beta float32)
+
+// dotsBF16AVX2 sums products of k elements, a multiple of 16 and not 0.
+//
+//go:noescape
+func dotsBF16AVX2(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
+
+// widenRowsBF16AVX2 widens some vectors of each row.
+//
+//go:noescape
+func widenRowsBF16AVX2(dst *float32, src *byte, dstPitch int, srcPitch int, rows int, vectors int)
 
 // copyF32AVX2 copies rows of at most 32 columns, and zeros up to a multiple of 8.
 //
@@ -31,6 +96,11 @@ func transposeF32AVX2(dst *float32, src *float32, dstPitch int, srcPitch int, co
 //
 //go:noescape
 func tileF64AVX2(a *float64, b *float64, c *float64, aRow int, aStep int, bStep int, cPitch int, k int, rows int, columns int, alpha float64, beta float64)
+
+// dotsF64AVX2 sums products of k elements, a multiple of 4 and not 0.
+//
+//go:noescape
+func dotsF64AVX2(a *byte, b *byte, sums *byte, aRow int, bColumn int, k int, rows int, columns int)
 
 // copyF64AVX2 copies rows of at most 16 columns, and zeros up to a multiple of 4.
 //

@@ -1,6 +1,10 @@
 package simd
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // Float is an element of a product.
 type Float interface{ float32 | float64 }
@@ -9,14 +13,18 @@ type Float interface{ float32 | float64 }
 // is only written if Beta is 0. Distances are in elements.
 type Product[T Float] struct {
 	M, N, K     int // A is M x K, B is K x N, C is M x N
-	A, B, C     []T
-	ARow, AStep int // from a row of A to the next one, and from a column to the next one
-	BStep       int // from a row of B to the next one; what is in a row is contiguous
+	A, C        []T
+	B           backend.Buffer // of T; of 16 bits, too, for few rows without panels
+	ARow, AStep int            // from a row of A to the next one, and from a column to the next one
+	BStep       int            // from a row of B to the next one; what is in a row is contiguous
 	// from a panel of PanelWidth columns of B to the next one; 0 where rows are whole
 	BPanel      int
 	CPitch      int // from a row of C to the next one; what is in a row is contiguous
 	Alpha, Beta T
 }
+
+// FewRows is how many rows of A are few: B need not be packed for them.
+const FewRows = 4
 
 // PanelWidth returns how many columns a panel of a packed B has.
 func PanelWidth[T Float](l Level) int { return packedVectors * lanes[T](l) }
@@ -69,8 +77,8 @@ func Multiply[T Float](l Level, p *Product[T]) {
 // multiplyRows computes rows of C. A tile has a whole number of panels' columns unless it is the
 // last one.
 func (p *Product[T]) multiplyRows(l Level, row, height int) {
-	width := PanelWidth[T](l)
-	wide := wideVectors(l, height) * lanes[T](l)
+	width, vector := PanelWidth[T](l), lanes[T](l)
+	wide := wideVectors(l, height) * vector
 	t := tile[T]{rows: height, k: p.K, aRow: p.ARow, aStep: p.AStep, bStep: p.BStep,
 		cPitch: p.CPitch, alpha: p.Alpha, beta: p.Beta}
 	if p.K > 0 {
@@ -84,7 +92,10 @@ func (p *Product[T]) multiplyRows(l Level, row, height int) {
 			t.columns = wide
 		}
 		if p.K > 0 {
-			t.b = &p.B[b]
+			t.b = p.B.Slice(b, p.B.Len())
+		}
+		if t.halves() && t.columns > vector {
+			t.columns -= t.columns % vector
 		}
 		t.c = &p.C[row*p.CPitch+j]
 		t.multiply(l)
@@ -93,32 +104,47 @@ func (p *Product[T]) multiplyRows(l Level, row, height int) {
 
 // tile is a product of a few rows and columns.
 type tile[T Float] struct {
-	a, b, c          *T
-	aRow, aStep      int // elements
+	a, c             *T
+	b                backend.Buffer // if it has 16 bits, columns are whole vectors or less than one
+	aRow, aStep      int            // elements
 	bStep, cPitch    int
 	rows, columns, k int
 	alpha, beta      T
 }
 
+// halves reports whether b has 16 bits.
+func (t *tile[T]) halves() bool { return t.k > 0 && t.b.DType().Size() == 2 }
+
 // multiply computes a tile.
 func (t *tile[T]) multiply(l Level) {
-	if l == Go {
-		t.multiplyGo()
-		return
-	}
 	size := int(unsafe.Sizeof(*t.c))
-	tileVectors(l, t.a, t.b, t.c, t.aRow*size, t.aStep*size, t.bStep*size, t.cPitch*size, t.k,
-		t.rows, t.columns, t.alpha, t.beta)
+	switch halves := t.halves(); {
+	case l == Go || halves && t.columns < lanes[T](l):
+		t.multiplyGo()
+	case halves:
+		widenedVectors(l, t.b.DType(), (*float32)(unsafe.Pointer(t.a)), address(t.b),
+			(*float32)(unsafe.Pointer(t.c)), t.aRow*size, t.aStep*size, t.bStep*2, t.cPitch*size,
+			t.k, t.rows, t.columns, float32(t.alpha), float32(t.beta))
+	default:
+		tileVectors(l, t.a, (*T)(t.b.Pointer()), t.c, t.aRow*size, t.aStep*size, t.bStep*size,
+			t.cPitch*size, t.k, t.rows, t.columns, t.alpha, t.beta)
+	}
 }
 
 // multiplyGo is the loop that defines a tile, which has at most as many columns as a panel.
 func (t *tile[T]) multiplyGo() {
+	b, halves := (*T)(t.b.Pointer()), t.halves()
 	for i := range t.rows {
-		var row [packedVectors * vectorBytes / 4]T
-		sums := row[:t.columns]
+		var row, wide [packedVectors * vectorBytes / 4]T
+		sums, rights := row[:t.columns], wide[:t.columns]
 		for k := range t.k {
 			left := *at(t.a, i*t.aRow+k*t.aStep)
-			for j, right := range unsafe.Slice(at(t.b, k*t.bStep), t.columns) {
+			if halves {
+				load(rights, t.b, k*t.bStep)
+			} else {
+				rights = unsafe.Slice(at(b, k*t.bStep), t.columns)
+			}
+			for j, right := range rights {
 				sums[j] += left * right
 			}
 		}

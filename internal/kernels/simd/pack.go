@@ -1,6 +1,10 @@
 package simd
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // CopyWidth returns how many columns CopyRows takes at most.
 func CopyWidth[T Float]() int { return copiedVectors * vectorBytes / int(unsafe.Sizeof(*new(T))) }
@@ -30,6 +34,24 @@ func CopyRows[T Float](l Level, dst, src []T, dstPitch, srcPitch, rows, columns 
 	lanes := vectorBytes / size
 	_, _ = dst[(rows-1)*dstPitch+(columns+lanes-1)/lanes*lanes-1], src[(rows-1)*srcPitch+columns-1]
 	copyVectors(&dst[0], &src[0], dstPitch*size, srcPitch*size, rows, columns)
+}
+
+// WidenRows is CopyRows of as many columns as one likes, from 16 bits. Behind a row of dst it may
+// write anything instead of zeros.
+func WidenRows[H half](l Level, dst []float32, src []H, dstPitch, srcPitch, rows, columns int) {
+	const lanes = vectorBytes / 4
+	vectors, vectored := (columns+lanes-1)/lanes, 0
+	if n := len(src) - vectors*lanes; l > Go && columns > 0 && n >= 0 {
+		vectored = min(n/max(srcPitch, 1)+1, rows) // rows with enough elements behind them
+	}
+	if vectored > 0 {
+		_ = dst[(vectored-1)*dstPitch+vectors*lanes-1]
+		widenRowsVectors(backend.DTypeOf[H](), &dst[0], address(backend.Of(src)), dstPitch*4,
+			srcPitch*2, vectored, vectors)
+	}
+	for i := vectored; i < rows; i++ {
+		Widen(l, dst[i*dstPitch:][:columns], src[i*srcPitch:])
+	}
 }
 
 // TransposeRows transposes a matrix: dst[j*dstPitch+i] = src[i*srcPitch+j], for rows and columns of

@@ -3,12 +3,47 @@ package simd
 import (
 	"fmt"
 	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 func TestPackedIsTheLoop(t *testing.T) {
 	for _, level := range Levels() {
 		t.Run(fmt.Sprint("f32/", level), func(t *testing.T) { packedIsTheLoop[float32](t, level) })
 		t.Run(fmt.Sprint("f64/", level), func(t *testing.T) { packedIsTheLoop[float64](t, level) })
+	}
+}
+
+func TestWidenRowsIsTheLoop(t *testing.T) {
+	for _, level := range Levels() {
+		for rows := range 19 {
+			for columns := range 33 {
+				checkWidened(t, level, rows, columns, backend.BFloat16(0x3f80))
+				checkWidened(t, level, rows, columns, backend.Float16(0x3c00))
+			}
+		}
+	}
+}
+
+// checkWidened widens powers of two, which begin with one, into rows that follow each other.
+func checkWidened[H half](t *testing.T, level Level, rows, columns int, one H) {
+	t.Helper()
+	pitch := columns + guard
+	src, want := make([]H, rows*pitch), make([]float32, rows*pitch)
+	step := H(0x80)
+	if one == 0x3c00 {
+		step = 0x400
+	}
+	for i := range src {
+		src[i], want[i] = one+H(i%7)*step, float32(int(1)<<(i%7))
+	}
+	dst := make([]float32, rows*columns+vectorBytes/4)
+	WidenRows(level, dst, src, columns, pitch, rows, columns)
+	for i, x := range dst[:rows*columns] {
+		if want := want[i/columns*pitch+i%columns]; x != want {
+			t.Fatalf("%v: element %d of %d x %d %v is %v, want %v", level, i, rows, columns,
+				backend.DTypeOf[H](), x, want)
+		}
 	}
 }
 

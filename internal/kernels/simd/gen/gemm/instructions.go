@@ -47,6 +47,11 @@ type instructions interface {
 	prepareMask(columns reg.Register)
 	loadColumns(from Mem, to reg.Physical, last bool)
 	storeColumns(from reg.Physical, to Mem, last bool)
+	dotColumns(rows int) int // of B whose products with so many rows fit into the registers
+	last() reg.Physical      // the last register
+	// merge makes two vectors of elements in turn of one of the even and one of the odd ones. It
+	// uses two more registers.
+	merge(even, odd, low, high reg.Physical)
 }
 
 // lastColumns returns how many columns the last vector of a row has, less one.
@@ -67,6 +72,19 @@ func (v avx512) vector(i int) reg.Physical {
 	return reg.LookupPhysical(reg.KindVector, reg.Index(i), reg.S512)
 }
 func (v avx512) zero(x reg.Physical) { VPXORD(x, x, x) }
+func (v avx512) last() reg.Physical  { return v.vector(31) }
+
+func (v avx512) merge(even, odd, low, high reg.Physical) {
+	VUNPCKLPS(odd, even, low)
+	VUNPCKHPS(odd, even, high)
+	const lower, upper, inTurn = 0b01000100, 0b11101110, 0b11011000 // quarters of both
+	VSHUFF32X4(U8(lower), high, low, even)
+	VSHUFF32X4(U8(inTurn), even, even, even)
+	VSHUFF32X4(U8(upper), high, low, odd)
+	VSHUFF32X4(U8(inTurn), odd, odd, odd)
+}
+
+func (v avx512) dotColumns(int) int { return 4 }
 
 func (v avx512) prepareMask(columns reg.Register) {
 	MOVQ(lastColumns(v, columns), reg.RCX)
@@ -106,6 +124,23 @@ func (v avx2) vector(i int) reg.Physical {
 	return reg.LookupPhysical(reg.KindVector, reg.Index(i), reg.S256)
 }
 func (v avx2) zero(x reg.Physical) { VXORPS(x, x, x) }
+
+func (v avx2) last() reg.Physical { return v.vector(15) }
+
+func (v avx2) merge(even, odd, low, high reg.Physical) {
+	VUNPCKLPS(odd, even, low)
+	VUNPCKHPS(odd, even, high)
+	const lower, upper = 0x20, 0x31 // halves of both
+	VPERM2F128(U8(lower), high, low, even)
+	VPERM2F128(U8(upper), high, low, odd)
+}
+
+func (v avx2) dotColumns(rows int) int {
+	if rows == 1 {
+		return 4
+	}
+	return 2
+}
 
 // maskTable writes the table of masks, of which one begins at each element.
 func maskTable(f floats) Mem {

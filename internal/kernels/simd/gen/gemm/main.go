@@ -36,20 +36,42 @@ var (
 		{1, 2}, {1, 6}}
 )
 
+// line is the size of a cache line, in bytes.
+const line = 64
+
 // rowsAhead is how many rows of a B that is read once are on their way from memory.
 const rowsAhead = 8
 
 func main() {
 	for _, p := range precisions {
-		writeTile(avx512{p}, shapes512)
+		writeFloats(avx512{p}, shapes512)
 	}
 	for _, p := range precisions {
 		v := avx2{p, maskTable(p)}
-		writeTile(v, shapes256)
+		writeFloats(v, shapes256)
 		writeCopy(v)
 		writeTranspose(p)
 	}
 	Generate()
+}
+
+// writeFloats writes the products of one type of floats, and of what is widened to it.
+func writeFloats(in instructions, shapes []shape) {
+	p := in.floats()
+	writeTile(in, shapes)
+	writeDots(in, source{p.name, p.size, 1, func(from Mem, to []reg.Physical) {
+		p.move(from, to[0])
+	}})
+	if p.size != 4 {
+		return
+	}
+	for _, h := range halves {
+		writeWidened(in, h, shapes)
+		writeDots(in, h.source(in))
+		if in.level() == "AVX2" {
+			writeWiden(in, h)
+		}
+	}
 }
 
 // tile is the function that is being written, and the registers with its arguments.
@@ -60,6 +82,8 @@ type tile struct {
 	aRow, aRow3, aStep reg.Register
 	bStep, ahead       reg.Register
 	k                  reg.Register // steps left
+
+	half *half // the type of B, or nil if that is as wide as the sums
 }
 
 // writeTile writes a function that has all shapes of a version.
@@ -73,11 +97,13 @@ func writeTile(in instructions, shapes []shape) {
 		"most the width.")
 	columns := load("columns")
 	in.prepareMask(columns)
-	t := tile{
-		instructions: in, a: load("a"), b: load("b"), aRow: load("aRow"), aRow3: GP64(),
-		aStep: load("aStep"),
-		bStep: load("bStep"), ahead: GP64(), k: load("k"),
-	}
+	tile{instructions: in}.writeShapes(columns, shapes)
+}
+
+// writeShapes writes the choice among shapes, and the shapes.
+func (t tile) writeShapes(columns reg.Register, shapes []shape) {
+	t.a, t.b, t.aRow, t.aRow3, t.aStep = load("a"), load("b"), load("aRow"), GP64(), load("aStep")
+	t.bStep, t.ahead, t.k = load("bStep"), GP64(), load("k")
 	rows := load("rows")
 	LEAQ(Mem{Base: t.aRow, Index: t.aRow, Scale: 2}, t.aRow3)
 	IMUL3Q(U32(rowsAhead), t.bStep, t.ahead)
@@ -87,7 +113,7 @@ func writeTile(in instructions, shapes []shape) {
 		if !rest {
 			CMPQ(rows, U32(s.rows))
 			JNE(LabelRef(next))
-			CMPQ(columns, U32(s.vectors*in.width()/p.size))
+			CMPQ(columns, U32(s.vectors*t.width()/t.floats().size))
 			JG(LabelRef(next))
 		}
 		t.write(s)
@@ -120,12 +146,7 @@ func (t tile) write(s shape) {
 	TESTQ(t.k, t.k)
 	JZ(LabelRef(s.label("finish")))
 	Label(s.label("step"))
-	for j := range right {
-		t.loadColumns(Mem{Base: t.b, Disp: j * t.width()}, right[j], j == s.vectors-1)
-		if s.vectors > packed {
-			PREFETCHT0(Mem{Base: t.b, Index: t.ahead, Scale: 1, Disp: j * t.width()})
-		}
-	}
+	t.loadB(s, right)
 	for i, row := range rows {
 		t.floats().broadcast(row, left)
 		for j := range right {
@@ -139,9 +160,36 @@ func (t tile) write(s shape) {
 	DECQ(t.k)
 	JNZ(LabelRef(s.label("step")))
 	Label(s.label("finish"))
+	if t.split(s) {
+		for _, row := range sums {
+			t.mergeAll(row, right)
+		}
+	}
 	t.finish(s, sums, left, right[0])
 	VZEROUPPER()
 	RET()
+}
+
+// loadB loads a row of B.
+func (t tile) loadB(s shape, to []reg.Physical) {
+	size := t.floats().size
+	if t.half != nil {
+		size = 2
+	}
+	for j := range to {
+		from := Mem{Base: t.b, Disp: j * t.width() / t.floats().size * size}
+		switch {
+		case t.half == nil:
+			t.loadColumns(from, to[j], j == s.vectors-1)
+		case !t.split(s):
+			t.half.widen(from, to[j])
+		case j%2 == 0:
+			t.half.source(t).load(from, to[j:])
+		}
+		if s.vectors > packed && from.Disp%line == 0 {
+			PREFETCHT0(from.Idx(t.ahead, 1))
+		}
+	}
 }
 
 // rowsFrom returns where n rows begin, of which the first is at base and the others are a distance

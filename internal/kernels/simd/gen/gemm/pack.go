@@ -50,6 +50,36 @@ func writeCopy(v avx2) {
 	}
 }
 
+// writeWiden writes the copy of a matrix of 16 bits as f32, in whole vectors.
+func writeWiden(in instructions, h half) {
+	name := "widenRows" + h.name + in.level()
+	TEXT(name, attr.NOSPLIT, "func(dst *float32, src *byte, dstPitch, srcPitch, rows, vectors int)")
+	Pragma("noescape")
+	Doc(name + " widens some vectors of each row.")
+	dst, src, dstPitch, srcPitch, rows, vectors := load("dst"), load("src"), load("dstPitch"),
+		load("srcPitch"), load("rows"), load("vectors")
+	from, to, left, ahead := GP64(), GP64(), GP64(), GP64()
+	IMUL3Q(U32(rowsAhead), srcPitch, ahead)
+	Label("row")
+	MOVQ(src, from)
+	MOVQ(dst, to)
+	MOVQ(vectors, left)
+	PREFETCHT0(Mem{Base: src, Index: ahead, Scale: 1})
+	Label("vector")
+	h.widen(Mem{Base: from}, in.vector(0))
+	in.floats().move(in.vector(0), Mem{Base: to})
+	ADDQ(U32(in.width()/2), from)
+	ADDQ(U32(in.width()), to)
+	DECQ(left)
+	JNZ(LabelRef("vector"))
+	ADDQ(srcPitch, src)
+	ADDQ(dstPitch, dst)
+	DECQ(rows)
+	JNZ(LabelRef("row"))
+	VZEROUPPER()
+	RET()
+}
+
 // writeTranspose writes the transposition of as many rows as a vector has elements, for AVX2. A
 // square of them is loaded so that the upper halves of vectors have the lower half of the rows;
 // what is left is to transpose squares of half the size within halves.
