@@ -37,6 +37,41 @@ func (l launcher) Launch(c gpukernels.Launch) error {
 	return l.Stream.Launch(c)
 }
 
+// ampere is the compute capability from which on tensor cores multiply bf16.
+const ampere = 80
+
+// makeRoom gives the queue the room that kernels for few rows and few queries need, where the
+// device has them.
+func (q *Queue) makeRoom() error {
+	if q.device.arch < ampere || q.room.Len() > 0 {
+		return nil
+	}
+	room, err := q.Alloc(gpukernels.FewRowsRoom)
+	if err == nil {
+		err = q.Zero(room)
+	}
+	q.room = room
+	return err
+}
+
+// PrepareAttention loads what attention needs, so that it can be captured.
+func (q *Queue) PrepareAttention() error {
+	if err := q.device.Prepare(gpukernels.AttentionFamilies()...); err != nil {
+		return err
+	}
+	return q.makeRoom()
+}
+
+// Attention computes what [gpukernels.Kernels.Attention] does: for few queries, by kernels for
+// these, once
+// there is room for them.
+func (a *arithmetic) Attention(x kernels.Attention) error {
+	if a.queue.room.Len() > 0 && gpukernels.FitsFewQueries(x) {
+		return a.FewQueries(x, a.queue.room)
+	}
+	return a.Kernels.Attention(x)
+}
+
 // Move implements [backend.Arithmetic]. Host memory that is not from AllocHost is
 // copied through pinned memory first, so that it may be used again when Move
 // returns; it then waits for the queue where dst is of the host.

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // decoding is a device with memory that is larger than its second-level cache, of random numbers.
@@ -86,82 +87,103 @@ func (s *decoding) us(turns int, call func(turn int) error) float64 {
 	return bench.Median(all)
 }
 
-// fewRowsWay is a kernel and how it is called.
+// fewRowsWay is how a kernel is called.
 type fewRowsWay struct {
-	layout          string
 	columns, blocks int
 	early           uint64
 }
 
-func (w fewRowsWay) String() string { return fmt.Sprintf("%s/%d/%d", w.layout, w.blocks, w.early) }
+func (w fewRowsWay) String() string { return fmt.Sprintf("%d/%d/%d", w.columns, w.blocks, w.early) }
 
 var fewRowsWays = map[bool][]fewRowsWay{
-	true: {{"k64", 64, 528, 0}, {"k64", 64, 528, 1}, {"k64", 64, 528, 2}, {"k64", 64, 528, 3},
-		{"k64", 64, 264, 3}, {"k32", 32, 528, 3}, {"k16", 16, 528, 0}, {"k16", 16, 528, 3},
-		{"k64r", 64, 528, 0}, {"k64r", 64, 528, 3}},
-	false: {{"n64", 64, 528, 0}, {"n64", 64, 528, 1}, {"n64", 64, 528, 2}, {"n64", 64, 528, 3},
-		{"n64", 64, 264, 3}, {"n64r", 64, 528, 0}, {"n64r", 64, 528, 3}},
+	true: {{64, 528, 0}, {64, 528, 1}, {64, 528, 2}, {64, 528, 3}, {64, 264, 3}, {32, 528, 0},
+		{32, 528, 3}, {32, 264, 3}, {16, 528, 0}, {16, 528, 3}, {16, 264, 3}},
+	false: {{64, 528, 0}, {64, 528, 1}, {64, 528, 2}, {64, 528, 3}, {64, 264, 0}, {64, 264, 3}},
 }
 
 // BenchmarkFewRowsOnGPU prints the microseconds of a product of a few rows by weights of bf16 that
-// come from memory, K by N: by cuBLAS, by each of our kernels (kernel/blocks at a time/early: 1 lets
-// the next kernel start, 2 prefetches before the kernels before have ended), the best of these and
-// its part of 4.8 TB/s.
+// come from memory, K by N: by cuBLAS, by each of our kernels (columns of a tile/blocks at a
+// time/early: 1 lets the next kernel start, 2 asks for memory before the kernels before have
+// ended), the best of these and its part of 4.8 TB/s. "in turn" is a product and a small loop in
+// turn.
 func BenchmarkFewRowsOnGPU(b *testing.B) {
 	const bandwidth = 4.8e12
 	shapes := [][2]int{{4096, 4096}, {4096, 6144}, {4096, 14336}, {4096, 28672}, {14336, 4096},
-		{4096, 128256}, {2048, 2048}, {2048, 8192}, {8192, 2048}, {2048, 128256}, {768, 768},
-		{768, 2304}, {768, 3072}, {3072, 768}, {768, 50257}}
-	memory, rows := 5<<29, []int{1, 2, 4, 8, 16}
+		{4096, 128256}, {2048, 2048}, {2048, 3072}, {2048, 8192}, {8192, 2048}, {2048, 128256},
+		{768, 768}, {768, 2304}, {768, 3072}, {3072, 768}, {768, 50257}}
+	memory, rows := 5<<29, []int{1, 4, 8, 16}
 	if testing.Short() {
 		shapes, memory, rows = [][2]int{{64, 72}}, 1<<20, []int{3}
 	}
 	s := openDecoding(b, memory)
-	fill := s.us(1, func(int) error { return s.queue.Fill(s.y.Slice(0, 1024), 0) })
-	fmt.Printf("a fill of 1 KiB: %.2f us\n", fill)
+	loop := s.small()
+	fmt.Printf("a fill of 1 KiB: %.2f us, a small loop: %.2f us\n", s.us(1, func(int) error {
+		return s.queue.Fill(s.y.Slice(0, 1024), 0)
+	}), s.us(1, func(int) error { return loop() }))
 	for _, transposed := range []bool{true, false} {
-		fmt.Printf("%-28s %9s", fmt.Sprintf("weights transposed=%v", transposed), "cuBLAS")
-		for _, w := range fewRowsWays[transposed] {
-			fmt.Printf(" %9s", w)
-		}
-		fmt.Println()
-		for _, shape := range shapes {
-			for _, m := range rows {
-				p := kernels.Product{M: m, K: shape[0], N: shape[1], Alpha: 1}
-				if !transposed {
-					p.N = p.N / 8 * 8
-				}
-				p.A = kernels.Matrix{Buffer: s.x, Pitch: p.K}
-				p.B = kernels.Matrix{Pitch: p.N, Transposed: transposed}
-				if transposed {
-					p.B.Pitch = p.K
-				}
-				p.C = kernels.Matrix{Buffer: s.y.As(backend.F32), Pitch: p.N}
-				n := p.K * p.N
-				turns := s.parts(n)
-				by := func(f func(p kernels.Product) error) float64 {
-					return s.us(turns, func(turn int) error {
-						p.B.Buffer = s.memory.Slice(turn*n, (turn+1)*n)
-						return f(p)
-					})
-				}
-				line := fmt.Sprintf("%2d x %5d x %6d", m, p.K, p.N)
-				fmt.Printf("%-28s %9.2f", line, by(s.products.Multiply))
-				best, name := 0.0, ""
-				for _, w := range fewRowsWays[transposed] {
-					took := by(func(p kernels.Product) error {
-						return s.queue.arithmetic.FewRowsAs(p, s.room, w.layout, w.columns,
-							gpukernels.FewRowsParts(&p, w.columns, w.blocks), w.early)
-					})
-					fmt.Printf(" %9.2f", took)
-					if best == 0 || took < best {
-						best, name = took, w.String()
+		for _, inTurn := range []bool{false, true} {
+			fmt.Printf("%-28s %9s", fmt.Sprintf("transposed=%v in turn=%v", transposed, inTurn),
+				"cuBLAS")
+			for _, w := range fewRowsWays[transposed] {
+				fmt.Printf(" %9s", w)
+			}
+			fmt.Println()
+			for _, shape := range shapes {
+				for _, m := range rows {
+					if inTurn && m != 1 && m != 16 {
+						continue
 					}
+					p := kernels.Product{M: m, K: shape[0], N: shape[1], Alpha: 1}
+					if !transposed {
+						p.N = p.N / 8 * 8
+					}
+					p.A = kernels.Matrix{Buffer: s.x, Pitch: p.K}
+					p.B = kernels.Matrix{Pitch: p.N, Transposed: transposed}
+					if transposed {
+						p.B.Pitch = p.K
+					}
+					p.C = kernels.Matrix{Buffer: s.y.As(backend.F32), Pitch: p.N}
+					n := p.K * p.N
+					turns := s.parts(n)
+					by := func(f func(p kernels.Product) error) float64 {
+						return s.us(turns, func(turn int) error {
+							p.B.Buffer = s.memory.Slice(turn*n, (turn+1)*n)
+							if err := f(p); err != nil || !inTurn {
+								return err
+							}
+							return loop()
+						})
+					}
+					fmt.Printf("%-28s %9.2f", fmt.Sprintf("%2d x %5d x %6d", m, p.K, p.N),
+						by(s.products.Multiply))
+					best, name := 0.0, ""
+					for _, w := range fewRowsWays[transposed] {
+						took := by(func(p kernels.Product) error {
+							return s.queue.arithmetic.FewRowsAs(p, s.room, w.columns, w.blocks,
+								w.early)
+						})
+						fmt.Printf(" %9.2f", took)
+						if best == 0 || took < best {
+							best, name = took, w.String()
+						}
+					}
+					fmt.Printf("  %s %.2f\n", name, float64(2*n)/(best*1e-6)/bandwidth)
 				}
-				fmt.Printf("  %s %.2f\n", name, float64(2*n)/(best*1e-6)/bandwidth)
 			}
 		}
 	}
+}
+
+// small returns a loop over a row, such as a model has between products.
+func (s *decoding) small() func() error {
+	const n = 4096
+	p := &fuse.Program{Shape: []int{n}}
+	x := p.Load(backend.F32, 1)
+	p.Store(p.Do(fuse.Mul, x, p.Do(fuse.Sigmoid, x)), backend.BF16, 1)
+	loop := must[fuse.Loop](s)(s.queue.Fuse(p))
+	src := []backend.Buffer{s.y.As(backend.F32).Slice(0, n)}
+	dst := []backend.Buffer{s.x.Slice(s.x.Len()-n, s.x.Len())}
+	return func() error { return loop.Run(dst, src, backend.Buffer{}) }
 }
 
 // BenchmarkFewQueriesOnGPU prints the microseconds of attention of one query to keys and values of

@@ -30,7 +30,8 @@ import (
 const workspaceBytes = 32 << 20
 
 // Products multiplies matrices on a queue: by cuBLAS where it is installed, otherwise by kernels of
-// package internal/kernels/cuda. It is not for several goroutines at once.
+// package internal/kernels/cuda, and in any case by these where up to 16 rows are multiplied by a
+// matrix of bf16, once they are ready: see [Products.Prepare]. It is not for several goroutines at once.
 //
 // cuBLAS is looked for on the library path, in CUDA_HOME, and where pip puts NVIDIA's wheels.
 // EURYALE_CUBLAS names its file or its folder; EURYALE_CUBLAS=off does without.
@@ -137,6 +138,10 @@ func (p *Products) Multiply(x kernels.Product) error {
 	if err := p.queue.usable(); err != nil {
 		return err
 	}
+	if p.queue.room.Len() > 0 && gpukernels.FitsFewRows(&x) &&
+		(p.blas == nil || gpukernels.PrefersFewRows(&x)) {
+		return p.queue.arithmetic.FewRows(x, p.queue.room)
+	}
 	if p.blas == nil || x.K == 0 || !fitsBLAS(x) {
 		return p.queue.arithmetic.Multiply(x)
 	}
@@ -171,10 +176,14 @@ func (p *Products) Multiply(x kernels.Product) error {
 
 // Prepare loads what products need, so that the first one can be captured.
 func (p *Products) Prepare() error {
-	if p.blas != nil {
-		return nil
+	families := []string{gpukernels.FewRowProducts}
+	if p.blas == nil {
+		families = append(families, gpukernels.Products)
 	}
-	return p.queue.device.Prepare(gpukernels.Products)
+	if err := p.queue.device.Prepare(families...); err != nil {
+		return err
+	}
+	return p.queue.makeRoom()
 }
 
 // fitsBLAS reports whether all sizes are within the 31 bits that cuBLAS takes.

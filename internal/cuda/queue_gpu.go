@@ -24,6 +24,7 @@ type Queue struct {
 	stream   cu.Stream
 	launcher *gpukernels.Stream
 	*arithmetic
+	room backend.Buffer // of kernels for few rows, once they are ready: see gpukernels.FewRowsRoom
 
 	closed    atomic.Bool
 	recording atomic.Pointer[recording] // nil if what is started runs
@@ -239,6 +240,9 @@ func (q *Queue) usable() error {
 // close waits and frees. If the context is broken, there is nothing to wait for.
 func (q *Queue) close() error {
 	errs := []error{q.drain()}
+	if q.room.Len() > 0 {
+		errs = append(errs, q.Free(q.room))
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed.Store(true)

@@ -3,7 +3,7 @@
 //
 // The queries of all heads that share keys, up to 16, are rows of one product, so keys and values
 // are read once. Blocks share the keys: see flash-decoding (Dao et al. 2023). As in fewrows.cu, a
-// thread copies those chunks of keys and values to shared memory that it multiplies itself.
+// thread reads those chunks of keys and values that it multiplies itself.
 #include "attention_bf16.cuh"
 #include "tickets.cuh"
 
@@ -14,7 +14,7 @@ constexpr u32 few_parts = 32; // that blocks share keys in, at most
 // A warp's step is N keys, of which a thread has few_chunks chunks, and as many of values.
 template <u32 Size> struct Few {
 	static constexpr u32 threads = attention_threads, warps = threads / 32, chunks = 8;
-	static constexpr u32 N = 16 * 128 / Size, rows = 16, halves = 3; // stages of keys or values
+	static constexpr u32 N = 16 * 128 / Size, rows = 16;
 	static constexpr u32 record = rows * (Size + 2); // of a warp or block: sums, largest, weights
 
 	static DEVICE u32 group() { return thread_x() % 32 / 4; }
@@ -78,55 +78,55 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 	Rows<const bf16> v, const Heads<f32, false> &h, f32 *partial, u32 *tickets) {
 	typedef Few<Size> F;
 	constexpr u32 N = F::N;
-	SHARED b128 shared[F::halves * F::chunks][F::threads];
-	static_assert(F::warps * F::record * 4 + sizeof(Merge<Size>) <= sizeof shared, "all fits");
-	u32 warp = of_warp(thread_x() / 32), shares = (u32)h.group, rows = (u32)(shares * h.queries);
+	SHARED struct alignas(16) Room {
+		f32 records[F::warps * F::record];
+		Merge<Size> merge;
+		u32 last;
+	} room;
+	u32 warp = of_warp(thread_x() / 32), shares = (u32)h.group, queries = (u32)h.queries,
+		rows = shares * queries, size = (u32)h.size, width = (u32)h.width;
 	u64 head = (u64)block_y() * h.group; // the first one of queries
-	u64 length = h.length(head);
+	u32 length = (u32)h.length(head);
 	// each block has a part of the keys, in whole steps of all warps
-	u64 each = N * F::warps, part = ((length + each - 1) / each + blocks_x() - 1) / blocks_x() * each;
-	u32 parts = part == 0 ? 1 : (u32)((length + part - 1) / part);
+	constexpr u32 each = N * F::warps;
+	u32 part = ((length + each - 1) / each + blocks_x() - 1) / blocks_x() * each;
+	u32 parts = part == 0 ? 1 : (length + part - 1) / part;
 	if (block_x() >= parts)
 		return;
-	u64 first = block_x() * part + warp * N, end = least((block_x() + 1) * part, length);
+	u32 first = block_x() * part + warp * N, end = least((block_x() + 1) * part, length);
+	// whether a query sees a key: those up to this one
+	auto seen = [&](u32 query) INLINE {
+		return (u32)least<u64>(end, h.seen(query, length));
+	};
 
-	u32 stage = 0;
-	auto copy = [&](const Rows<const bf16> &of, bool values, u64 key) INLINE {
-		const bf16 *from = of.shared_at(h, head, 0);
-		u64 size = values ? h.width : h.size;
+	const bf16 *keys = k.shared_at(h, head, 0), *values = v.shared_at(h, head, 0);
+	u32 of_keys[F::chunks][4], of_values[F::chunks][4];
+	auto read = [&](u32 (&to)[F::chunks][4], bool of_value, u32 key) INLINE {
 #pragma unroll
 		for (u32 c = 0; c < F::chunks; c++) {
-			u64 row = key + (values ? F::value_row(c) : F::key_row(c));
-			u32 column = values ? F::value_column(c) : F::key_column(c);
-			bool there = row < end && column < size;
-			copy_async_if(there, &shared[stage * F::chunks + c][thread_x()],
-				there ? from + row * of.row + column : from);
+			u32 row = key + (of_value ? F::value_row(c) : F::key_row(c));
+			u32 column = of_value ? F::value_column(c) : F::key_column(c);
+			to[c][0] = to[c][1] = to[c][2] = to[c][3] = 0;
+			if (row < end && column < (of_value ? width : size))
+				load(to[c], reinterpret_cast<const u32 *>(
+					(of_value ? values + row * v.row : keys + row * k.row) + column));
 		}
-		end_of_group();
-		stage = stage + 1 == F::halves ? 0 : stage + 1;
 	};
-	auto take = [&](u32 (&x)[F::chunks][4]) INLINE {
-		wait_for_all_groups_but<F::halves - 1>();
-#pragma unroll
-		for (u32 c = 0; c < F::chunks; c++)
-			load(x[c], reinterpret_cast<const u32 *>(&shared[stage * F::chunks + c][thread_x()]));
-	};
-	copy(k, false, first);
-	copy(v, true, first);
-	copy(k, false, first + each);
+	read(of_keys, false, first);
 
 	// the queries that rows group() and group() + 8 are of
 	u32 own[2] = {F::group(), F::group() + 8};
-	u64 query[2];
+	u32 visible[2]; // keys, of each
 	u32 left[Size / 16][4];
 #pragma unroll
 	for (u32 r = 0; r < 2; r++) {
-		query[r] = own[r] % h.queries;
-		const bf16 *from = q.at(h, head + own[r] / h.queries, query[r]);
+		u32 query = own[r] % queries;
+		const bf16 *from = q.at(h, head + own[r] / queries, query);
+		visible[r] = seen(query);
 #pragma unroll
 		for (u32 j = 0; j < Size / 32; j++) {
 			u32 x[4] = {}, column = 32 * j + F::quad() * chunk;
-			if (own[r] < rows && column < h.size)
+			if (own[r] < rows && column < size)
 				load(x, reinterpret_cast<const u32 *>(from + column));
 			left[2 * j][r] = x[0], left[2 * j][2 + r] = x[1];
 			left[2 * j + 1][r] = x[2], left[2 * j + 1][2 + r] = x[3];
@@ -135,18 +135,17 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 	f32 scale = f32(h.scale) * log2_e, most[2] = {-infinity_f32(), -infinity_f32()}, weights[2] = {};
 	f32 sums[Size / 8][4] = {};
 #pragma unroll 1
-	for (u64 key = first; key < end; key += each) {
-		u32 x[F::chunks][4];
-		take(x);
-		copy(v, true, key + each);
+	for (u32 key = first; key < end; key += each) {
+		read(of_values, true, key);
 		f32 scores[N / 8][4] = {};
 #pragma unroll
 		for (u32 i = 0; i < Size / 16; i++)
 #pragma unroll
 			for (u32 j = 0; j < N / 8; j++) {
-				const u32(&c)[4] = x[i / 2 * (N / 8) + j];
+				const u32(&c)[4] = of_keys[i / 2 * (N / 8) + j];
 				multiply_fragments(bf16{}, scores[j], left[i], c[i % 2 * 2], c[i % 2 * 2 + 1]);
 			}
+		read(of_keys, false, key + each);
 #pragma unroll
 		for (u32 r = 0; r < 2; r++) {
 			f32 now = most[r], more = 0;
@@ -155,8 +154,8 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 #pragma unroll
 				for (u32 e = 0; e < 2; e++) {
 					f32 &s = scores[j][2 * r + e];
-					u64 at = key + 8 * j + 2 * F::quad() + e;
-					s = at < end && h.visible(query[r], at, length) ? s * scale : -infinity_f32();
+					u32 at = key + 8 * j + 2 * F::quad() + e;
+					s = at < visible[r] ? s * scale : -infinity_f32();
 					now = now < s ? s : now;
 				}
 #pragma unroll
@@ -179,8 +178,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 				sums[j][2 * r] = sums[j][2 * r] * factor,
 				sums[j][2 * r + 1] = sums[j][2 * r + 1] * factor;
 		}
-		take(x);
-		copy(k, false, key + 2 * each);
+		u32(&x)[F::chunks][4] = of_values;
 #pragma unroll
 		for (u32 u = 0; u < N / 16; u++) {
 			u32 a[4];
@@ -196,9 +194,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 			}
 		}
 	}
-	wait_for_all_groups_but<0>();
-	barrier();
-	f32 *records = reinterpret_cast<f32 *>(shared), *record = records + warp * F::record;
+	f32 *record = room.records + warp * F::record;
 #pragma unroll
 	for (u32 r = 0; r < 2; r++) {
 		f32 all = weights[r];
@@ -215,7 +211,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 					sums[j][2 * r + e];
 	}
 	// Writes the rows that records give, or what another block then merges.
-	auto &m = *reinterpret_cast<Merge<Size> *>(records + F::warps * F::record);
+	Merge<Size> &m = room.merge;
 	auto merge = [&](const f32 *records, u32 n, f32 *to) INLINE {
 		m.begin(records, n, rows);
 		for (u32 i = thread_x(); i < rows * Size / 4; i += F::threads) {
@@ -227,22 +223,22 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 				continue;
 			}
 			f32 share = m.all[row] == 0 ? 0 : 1 / m.all[row];
-			bf16 *of = y.at(h, head + row / h.queries, row % h.queries) + c;
+			bf16 *of = y.at(h, head + row / queries, row % queries) + c;
 #pragma unroll
 			for (u32 e = 0; e < 4; e++)
-				if (c + e < h.width)
+				if (c + e < width)
 					of[e] = narrow_bf16(x[e] * share);
 		}
 		if (u32 row = thread_x(); row < rows && to)
 			to[F::rows * Size + row] = m.most[row], to[F::rows * (Size + 1) + row] = m.all[row];
 		else if (row < rows)
-			lse[head * h.queries + row] = m.most[row] / log2_e + logarithm(m.all[row]);
+			lse[head * queries + row] = m.most[row] / log2_e + logarithm(m.all[row]);
 	};
 	if (parts == 1)
-		return merge(records, F::warps, nullptr);
+		return merge(room.records, F::warps, nullptr);
 	f32 *all = partial + (u64)block_y() * blocks_x() * F::record;
-	merge(records, F::warps, all + block_x() * F::record);
-	if (is_last(&tickets[block_y()], parts, reinterpret_cast<u32 *>(shared)))
+	merge(room.records, F::warps, all + block_x() * F::record);
+	if (is_last(&tickets[block_y()], parts, &room.last))
 		merge(all, parts, nullptr);
 }
 

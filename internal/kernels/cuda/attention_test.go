@@ -249,16 +249,14 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	b.near("attention: "+name, attentionTolerance[d], []operand{y, lse}, func() error {
 		return b.device.Attention(g)
 	}, func() error { return b.host.Attention(p) })
-	if FitsFewQueries(g) {
-		addr, n := b.m.Arena()
-		room := backend.OnDevice(backend.U8, addr+uintptr(n-FewRowsRoom), FewRowsRoom)
-		require.NoError(b.t, b.device.Zero(room.Slice(0, 4*fewRowsBlocks)))
-		for _, parts := range []int{1, 2, fewParts} {
-			b.near(fmt.Sprintf("attention of few, in %d parts: %s", parts, name), attentionTolerance[d], []operand{y, lse}, func() error {
-				return b.device.FewQueriesIn(g, room, parts)
-			}, func() error { return b.host.Attention(p) })
+	for _, parts := range []int{1, 2, fewParts} {
+		if !FitsFewQueries(g) {
+			break
 		}
-		return
+		b.near(fmt.Sprintf("attention of few, in %d parts: %s", parts, name),
+			attentionTolerance[d], []operand{y, lse}, func() error {
+				return b.device.FewQueriesIn(g, b.room(), parts)
+			}, func() error { return b.host.Attention(p) })
 	}
 	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: dqHost, DK: dkHost, DV: dvHost,
 		Sums: sums.host}

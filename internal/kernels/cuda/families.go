@@ -10,17 +10,19 @@ func QueueFamilies() []string {
 
 // Families of kernels that are loaded for what needs them: see Loaded.Prepare.
 const (
-	Products     = "gemm"
-	Convolutions = "convolve"
-	Images       = "images" // pools and patches
-	IndexedRows  = "rows"
-	Recurrences  = "recurrent"
+	Products       = "gemm"
+	Convolutions   = "convolve"
+	Images         = "images" // pools and patches
+	IndexedRows    = "rows"
+	Recurrences    = "recurrent"
+	FewRowProducts = "fewrows" // [Kernels.FewRows]
 )
 
 // AttentionFamilies are the kernels of [Kernels.Attention] and its gradient: on CUDA cores, and
-// of bf16 for heads of up to 128 elements, and of up to 32, on tensor cores.
+// of bf16 for heads of up to 128 elements, and of up to 32, on tensor cores; and of
+// [Kernels.FewQueries].
 func AttentionFamilies() []string {
-	return []string{"attention", "attention_bf16", "attention_narrow"}
+	return []string{"attention", "attention_bf16", "attention_few", "attention_narrow"}
 }
 
 // PeerFamilies are the kernels of [Kernels.Exchange], with Mesh or without.

@@ -11,7 +11,7 @@ import (
 func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 	texts := require.Value(textsWith("", hopper))(t)
 	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Images,
-		IndexedRows, Recurrences)
+		IndexedRows, Recurrences, FewRowProducts)
 	listed = append(listed, AttentionFamilies()...)
 	for _, family := range listed {
 		_, ok := texts[family]

@@ -3,7 +3,8 @@
 // all that takes time, so this is about many bytes that are on their way at once.
 //
 // A warp goes along K and reads 8 chunks of 16 bytes a thread at a time, each thread those that it
-// multiplies itself: nothing is exchanged before the sums. In a product of fragments, which index
+// multiplies itself: nothing is exchanged before the sums. The next ones are read to registers
+// meanwhile: by way of shared memory it took 1.1 to 2 times as long (H200). In a product of fragments, which index
 // of K an element has does not matter as long as both operands agree. So a thread takes eight
 // neighbours along K where the fragment has four and four others, and as with K, so with columns.
 // The matrix is the left operand, of 16 rows, which are columns of C, and the rows are the right
@@ -87,6 +88,22 @@ template <bool ByColumn, u32 Rows> struct FewWeights {
 				e % 2 ? 0x7632 : 0x5410);
 	}
 
+	// Asks for lines of elements first_k to end_k of the tile's columns, some for each thread.
+	static DEVICE void prefetch_part(const bf16 *w, u64 first, u64 first_k, u64 end_k,
+		const FewRows &p) {
+		constexpr u32 line = 64, most = 4; // elements; for a thread, of what the cache has room for
+		u64 in_row = (end_k - first_k + line - 1) / line;
+#pragma unroll
+		for (u32 i = 0; i < most; i++) {
+			u64 n = i * few_threads + thread_x();
+			u64 row = ByColumn ? n % columns : n, at = ByColumn ? n / columns : 0;
+			if (ByColumn && at < in_row && first + row < p.n)
+				prefetch(w + (first + row) * p.w_pitch + first_k + at * line);
+			else if (!ByColumn && first_k + row < end_k)
+				prefetch(w + (first_k + row) * p.w_pitch + first);
+		}
+	}
+
 	// The column of a thread's sum e of columns i.
 	static DEVICE u32 column(u32 i, u32 e) {
 		u32 group = thread_x() % 32 / 4;
@@ -94,109 +111,49 @@ template <bool ByColumn, u32 Rows> struct FewWeights {
 	}
 };
 
-// The next steps of this thread's chunks, in shared memory, where nobody else reads them.
-template <u32 Stages> struct FewAhead {
-	b128 (*room)[few_threads];
-	u32 stage = 0;
-	static constexpr u32 ahead = Stages;
-	DEVICE explicit FewAhead(b128 (*room)[few_threads]) : room(room) {}
-
-	template <class W> DEVICE void copy(const W &w, u64 at) {
-#pragma unroll
-		for (u32 c = 0; c < few_chunks; c++) {
-			bool there = w.there(at, c);
-			copy_async_if(there, &room[stage * few_chunks + c][thread_x()],
-				there ? w.place(at, c) : w.from);
-		}
-		end_of_group();
-		stage = stage + 1 == Stages ? 0 : stage + 1;
-	}
-	DEVICE void take(u32 (&x)[few_chunks][4]) {
-		wait_for_all_groups_but<Stages - 1>();
-#pragma unroll
-		for (u32 c = 0; c < few_chunks; c++)
-			load(x[c], reinterpret_cast<const u32 *>(&room[stage * few_chunks + c][thread_x()]));
-	}
-};
-
-// The next step of them, in registers.
-struct FewNext {
-	u32 next[few_chunks][4];
-	static constexpr u32 ahead = 1;
-	DEVICE explicit FewNext(b128 (*)[few_threads]) {}
-
-	template <class W> DEVICE void copy(const W &w, u64 at) {
-#pragma unroll
-		for (u32 c = 0; c < few_chunks; c++) {
-			next[c][0] = next[c][1] = next[c][2] = next[c][3] = 0;
-			if (w.there(at, c))
-				load(next[c], reinterpret_cast<const u32 *>(w.place(at, c)));
-		}
-	}
-	DEVICE void take(u32 (&x)[few_chunks][4]) {
-#pragma unroll
-		for (u32 c = 0; c < few_chunks; c++)
-#pragma unroll
-			for (u32 i = 0; i < 4; i++)
-				x[c][i] = next[c][i];
-	}
-};
-
 // for i, j { c(i, j) = alpha * sum over k of x(i, k) * w(k, j) + beta * c(i, j) }
-template <class W, class R, u32 Eights, class D>
+template <class W, u32 Eights, class D>
 DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *partial, u32 *tickets,
 	const FewRows &p, u64 early) {
 	constexpr u32 Rows = W::columns / 16, sums = 8 * Eights * W::columns;
-	constexpr u32 room = few_warps * sums * 4 / (few_threads * 16),
-				  ring = few_chunks * R::ahead;
-	SHARED b128 shared[room > ring ? room : ring][few_threads];
+	SHARED f32 shared[few_warps][sums];
 	u32 warp = thread_x() / 32, lane = thread_x() % 32;
 	u64 first = (u64)block_x() * W::columns, steps = (p.k + W::step - 1) / W::step;
 	u64 part = (steps + blocks_y() - 1) / blocks_y(), end = least((block_y() + 1) * part, steps),
 		now = block_y() * part + warp;
 	W weights(w, first, p);
-	if (early & 2)
-#pragma unroll
-		for (u32 a = 0; a < R::ahead; a++)
-#pragma unroll
-			for (u32 i = 0; i < few_chunks; i++)
-				if (u64 at = (now + a * few_warps) * W::step;
-					now + a * few_warps < end && weights.there(at, i))
-					prefetch(weights.place(at, i));
-	await_predecessors();
 	if (early & 1)
 		release_successors();
-	R ahead(shared);
-	auto copy = [&](u64 step) INLINE { ahead.copy(weights, step < end ? step * W::step : p.k); };
-	u32 rows[W::deep][Eights][4];
+	if (early & 2)
+		W::prefetch_part(w, first, block_y() * part * W::step, least(end * W::step, p.k), p);
+	await_predecessors();
+	u32 next[few_chunks][4], next_rows[W::deep][Eights][4];
 	auto read = [&](u64 step) INLINE {
+		bool more = step < end;
+#pragma unroll
+		for (u32 i = 0; i < few_chunks; i++) {
+			next[i][0] = next[i][1] = next[i][2] = next[i][3] = 0;
+			if (more && weights.there(step * W::step, i))
+				load(next[i], reinterpret_cast<const u32 *>(weights.place(step * W::step, i)));
+		}
 #pragma unroll
 		for (u32 d = 0; d < W::deep; d++)
 #pragma unroll
 			for (u32 e = 0; e < Eights; e++) {
 				u64 row = e * 8 + lane / 4, at = step * W::step + d * few_depth + lane % 4 * chunk;
-				rows[d][e][0] = rows[d][e][1] = rows[d][e][2] = rows[d][e][3] = 0;
-				if (row < p.m && step < end && at < p.k)
-					load(rows[d][e], reinterpret_cast<const u32 *>(x + row * p.x_pitch + at));
+				u32(&to)[4] = next_rows[d][e];
+				to[0] = to[1] = to[2] = to[3] = 0;
+				if (more && row < p.m && at < p.k)
+					load(to, reinterpret_cast<const u32 *>(x + row * p.x_pitch + at));
 			}
 	};
-#pragma unroll
-	for (u32 a = 0; a < R::ahead; a++)
-		copy(now + a * few_warps);
 	read(now);
 	f32 sum[Rows][Eights][4] = {};
 #pragma unroll 1
 	for (; now < end; now += few_warps) {
-		u32 own[few_chunks][4], of_rows[W::deep][Eights][4];
-		ahead.take(own);
-#pragma unroll
-		for (u32 d = 0; d < W::deep; d++)
-#pragma unroll
-			for (u32 e = 0; e < Eights; e++)
-#pragma unroll
-				for (u32 i = 0; i < 4; i++)
-					of_rows[d][e][i] = rows[d][e][i];
-		copy(now + R::ahead * few_warps);
+		u32 own[few_chunks][4], rows[W::deep][Eights][4];
+		__builtin_memcpy(own, next, sizeof own);
+		__builtin_memcpy(rows, next_rows, sizeof rows);
 		read(now + few_warps);
 #pragma unroll
 		for (u32 s = 0; s < 2 * W::deep; s++)
@@ -206,48 +163,49 @@ DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *partial, u32 *tick
 				W::fragment(a, own, i, s);
 #pragma unroll
 				for (u32 e = 0; e < Eights; e++)
-					multiply_fragments(bf16{}, sum[i][e], a, of_rows[s / 2][e][s % 2 * 2],
-						of_rows[s / 2][e][s % 2 * 2 + 1]);
+					multiply_fragments(bf16{}, sum[i][e], a, rows[s / 2][e][s % 2 * 2],
+						rows[s / 2][e][s % 2 * 2 + 1]);
 			}
 	}
-	wait_for_all_groups_but<0>();
-	barrier();
 	// sums of all warps, by row and column
-	f32 *all = reinterpret_cast<f32 *>(shared);
 #pragma unroll
 	for (u32 i = 0; i < Rows; i++)
 #pragma unroll
 		for (u32 e = 0; e < Eights; e++)
 #pragma unroll
 			for (u32 j = 0; j < 4; j++)
-				all[warp * sums + (8 * e + lane % 4 * 2 + j % 2) * W::columns + W::column(i, j)] =
+				shared[warp][(8 * e + lane % 4 * 2 + j % 2) * W::columns + W::column(i, j)] =
 					sum[i][e][j];
 	barrier();
-	f32 *left = partial + ((u64)block_x() * blocks_y()) * sums;
-	for (u32 i = thread_x(); i < p.m * W::columns; i += few_threads) {
-		f32 x = all[i];
+	// Adds up n sums of four columns, which lie `sums` apart, in order.
+	auto add = [&](const f32 *from, u32 n, f32 *to) INLINE {
+		for (u32 i = thread_x() * 4; i < p.m * W::columns; i += few_threads * 4) {
+			f32 y[4], z[4];
+			load(y, from + i);
+#pragma unroll 8
+			for (u32 other = 1; other < n; other++) {
+				load(z, from + other * sums + i);
 #pragma unroll
-		for (u32 from = 1; from < few_warps; from++)
-			x = x + all[from * sums + i];
-		u64 column = first + i % W::columns;
-		if (blocks_y() > 1)
-			left[block_y() * sums + i] = x;
-		else if (column < p.n)
-			finish_few(c[i / W::columns * p.c_pitch + column], x, p);
-	}
+				for (u32 j = 0; j < 4; j++)
+					y[j] = y[j] + z[j];
+			}
+			if (to) {
+				store(to + i, y);
+				continue;
+			}
+			u64 column = first + i % W::columns;
+#pragma unroll
+			for (u32 j = 0; j < 4; j++)
+				if (column + j < p.n)
+					finish_few(c[i / W::columns * p.c_pitch + column + j], y[j], p);
+		}
+	};
 	if (blocks_y() == 1)
-		return;
-	if (!is_last(&tickets[block_x()], blocks_y(), reinterpret_cast<u32 *>(shared)))
-		return;
-	for (u32 i = thread_x(); i < p.m * W::columns; i += few_threads) {
-		f32 x = left[i];
-#pragma unroll 4
-		for (u32 from = 1; from < blocks_y(); from++)
-			x = x + left[from * sums + i];
-		u64 column = first + i % W::columns;
-		if (column < p.n)
-			finish_few(c[i / W::columns * p.c_pitch + column], x, p);
-	}
+		return add(shared[0], few_warps, nullptr);
+	f32 *all = partial + (u64)block_x() * blocks_y() * sums;
+	add(shared[0], few_warps, all + block_y() * sums);
+	if (is_last(&tickets[block_x()], blocks_y(), reinterpret_cast<u32 *>(shared)))
+		add(all, blocks_y(), nullptr);
 }
 
 #else
@@ -256,11 +214,9 @@ template <bool ByColumn, u32 Rows> struct FewWeights {
 	static constexpr u32 columns = 16 * Rows;
 	static constexpr bool by_column = ByColumn;
 };
-template <u32 Stages> struct FewAhead {};
-struct FewNext {};
 
 // The same on ordinary cores, an element by each thread.
-template <class W, class R, u32 Eights, class D>
+template <class W, u32 Eights, class D>
 DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *, u32 *, const FewRows &p, u64) {
 	for (u32 i = thread_x(); i < p.m * W::columns && block_y() == 0; i += few_threads) {
 		u64 row = i / W::columns, column = (u64)block_x() * W::columns + i % W::columns;
@@ -275,26 +231,24 @@ DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *, u32 *, const Few
 
 #endif
 
-#define FEW_ROWS(name, W, R, eights, D)                                                            \
-	SHARING_KERNEL(name, few_threads, 4, D *c, const bf16 *x, const bf16 *w, f32 *partial, \
+#define FEW_ROWS(name, W, eights, D, blocks)                                                       \
+	SHARING_KERNEL(name, few_threads, blocks, D *c, const bf16 *x, const bf16 *w, f32 *partial, \
 		u32 *tickets, u64 m, u64 n, u64 k, u64 x_pitch, u64 w_pitch, u64 c_pitch, f64 alpha, \
 		f64 beta, u64 early) { \
-		few_rows<W, R, eights>(c, x, w, partial, tickets, \
+		few_rows<W, eights>(c, x, w, partial, tickets, \
 			FewRows{m, n, k, x_pitch, w_pitch, c_pitch, alpha, beta}, early); \
 	}
-#define EACH_FEW_ROWS(op, ByColumn, Rows, R) \
-	FEW_ROWS(fewrows_##op##_f32, BRACED(FewWeights<ByColumn, Rows>), R, 1, f32) \
-	FEW_ROWS(fewrows_##op##_bf16, BRACED(FewWeights<ByColumn, Rows>), R, 1, bf16) \
-	FEW_ROWS(fewrowsmore_##op##_f32, BRACED(FewWeights<ByColumn, Rows>), R, 2, f32) \
-	FEW_ROWS(fewrowsmore_##op##_bf16, BRACED(FewWeights<ByColumn, Rows>), R, 2, bf16)
+#define EACH_FEW_ROWS(op, ByColumn, Rows, blocks) \
+	FEW_ROWS(fewrows_##op##_f32, BRACED(FewWeights<ByColumn, Rows>), 1, f32, 4) \
+	FEW_ROWS(fewrows_##op##_bf16, BRACED(FewWeights<ByColumn, Rows>), 1, bf16, 4) \
+	FEW_ROWS(fewrowsmore_##op##_f32, BRACED(FewWeights<ByColumn, Rows>), 2, f32, blocks) \
+	FEW_ROWS(fewrowsmore_##op##_bf16, BRACED(FewWeights<ByColumn, Rows>), 2, bf16, blocks)
 #define BRACED(...) __VA_ARGS__
 
-EACH_FEW_ROWS(k64, true, 4, FewAhead<3>)
-EACH_FEW_ROWS(k32, true, 2, FewAhead<3>)
-EACH_FEW_ROWS(k16, true, 1, FewAhead<3>)
-EACH_FEW_ROWS(n64, false, 4, FewAhead<3>)
-EACH_FEW_ROWS(k64r, true, 4, FewNext)
-EACH_FEW_ROWS(n64r, false, 4, FewNext)
+EACH_FEW_ROWS(k64, true, 4, 3)
+EACH_FEW_ROWS(k32, true, 2, 3)
+EACH_FEW_ROWS(k16, true, 1, 3)
+EACH_FEW_ROWS(n64, false, 4, 3)
 
 // ---- launch ----
 //

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -10,8 +11,7 @@ import (
 // FewRows are how many rows the kernels of [Kernels.FewRows] have at most.
 const FewRows = 16
 
-// What fewrows.cu has: threads of a block, columns of C in a tile at most and at least, and
-// elements of a chunk.
+// What fewrows.cu has: threads of a block, columns of C in a tile at most, and elements of a chunk.
 const (
 	fewRowsThreads = 128
 	fewRowsColumns = 64
@@ -36,35 +36,41 @@ func FitsFewRows(p *kernels.Product) bool {
 		b.Buffer.Addr()%vector == 0
 }
 
+// PrefersFewRows reports whether FewRows is faster than cuBLAS for a product that fits: for small
+// matrices, and for rows of C that are not aligned (bench/results/2026-11/2026-11-30-decode.md).
+func PrefersFewRows(p *kernels.Product) bool {
+	return p.N%fewRowsChunk != 0 || p.M <= FewRows/2 && p.N*p.K <= 4<<20
+}
+
 // FewRows computes a product that fits, at the speed at which its matrix comes from memory. The
 // room is for calls in one order.
 //
 // Errors: those of [kernels.Check].
 func (k Kernels) FewRows(p kernels.Product, room backend.Buffer) error {
-	layout := "n64"
-	if p.B.Transposed {
-		layout = "k64"
+	columns := fewRowsColumns
+	if p.B.Transposed && p.N*p.K <= 4<<20 {
+		columns = 16
 	}
-	return k.FewRowsAs(p, room, layout, fewRowsColumns, FewRowsParts(&p, fewRowsColumns, fewRowsBlocks),
-		0)
+	return k.FewRowsAs(p, room, columns, fewRowsBlocks, 1)
 }
 
-// FewRowsParts is among how many blocks a column's sum is divided, so that all blocks together run
-// at a time.
-func FewRowsParts(p *kernels.Product, columns, blocks int) int {
-	steps := over(p.K, fewRowsDepth*fewRowsColumns/columns)
-	return max(min(blocks/over(p.N, columns), over(steps, fewRowsThreads/32)), 1)
-}
-
-// FewRowsAs is FewRows by the kernel of a name, which has some columns in a tile.
-func (k Kernels) FewRowsAs(p kernels.Product, room backend.Buffer, layout string, columns, parts int,
+// FewRowsAs is FewRows in tiles of some columns, divided among blocks of which so many run at a
+// time. Early tells the kernel to let the next one start (1) and to ask for its part of the matrix
+// before the kernels before it have ended (2).
+func (k Kernels) FewRowsAs(p kernels.Product, room backend.Buffer, columns, blocks int,
 	early uint64) error {
 	if err := check.Multiply(p); err != nil || p.Empty() {
 		return err
 	}
-	c := Launch{Entry: Entry{Verb: "fewrows", Op: layout, Type: p.C.Buffer.DType().String()},
-		Grid:  Size{uint32(over(p.N, columns)), uint32(parts)},
-		Block: Size{fewRowsThreads, 1}}
+	layout := "n"
+	if p.B.Transposed {
+		layout = "k"
+	}
+	tiles, steps := over(p.N, columns), over(p.K, fewRowsDepth*fewRowsColumns/columns)
+	parts := max(min(blocks/tiles, over(steps, fewRowsThreads/32)), 1)
+	c := Launch{Entry: Entry{Verb: "fewrows", Op: fmt.Sprint(layout, columns),
+		Type: p.C.Buffer.DType().String()},
+		Grid: Size{uint32(tiles), uint32(parts)}, Block: Size{fewRowsThreads, 1}}
 	if p.M > FewRows/2 {
 		c.Entry.Verb = "fewrowsmore"
 	}

@@ -48,12 +48,21 @@ type variantOf struct {
 	chosen    []uint64 // parameters of the last launch
 }
 
+// smallGrid is how many blocks of a fused kernel leave room for the next one: half of an H200.
+const smallGrid = 66
+
 // compile loads the kernel, unless it is loaded.
 func (v *variantOf) compile(l *Loaded) error {
 	if v.functions != nil {
 		return nil
 	}
-	all, err := l.loadText(v.kernel.Text)
+	var small []string
+	for _, launch := range v.kernel.Launches {
+		if launch.Blocks <= smallGrid {
+			small = append(small, launch.Entry)
+		}
+	}
+	all, err := l.loadText(v.kernel.Text, small)
 	if err != nil {
 		return err
 	}
@@ -63,8 +72,9 @@ func (v *variantOf) compile(l *Loaded) error {
 	return nil
 }
 
-// loadText loads a text that was written at run time, or returns what was loaded of the same text.
-func (l *Loaded) loadText(text string) (functions map[string]*function, err error) {
+// loadText loads a text that was written at run time, or returns what was loaded of the same text,
+// in which the same kernels are small.
+func (l *Loaded) loadText(text string, small []string) (functions map[string]*function, err error) {
 	l.loading.Lock()
 	defer l.loading.Unlock()
 	if functions, ok := l.written[text]; ok {
@@ -72,7 +82,7 @@ func (l *Loaded) loadText(text string) (functions map[string]*function, err erro
 	}
 	loaded := text
 	if l.capability >= hopper {
-		loaded = withPDL(text)
+		loaded = withPDL(text, small...)
 	}
 	err = l.enter(func() error {
 		functions, err = l.module(loaded, loaded)

@@ -83,7 +83,7 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 	}{
 		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast},
 		{"divide", testDivide}, {"reduce", testReduce},
-		{"gather", testGather},
+		{"gather", testGather}, {"few rows", testFewRows},
 		{"widen", testWiden}, {"select", testSelect}, {"combine", testCombine}, {"notfinite",
 			testNotFinite},
 	} {

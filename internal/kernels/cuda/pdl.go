@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -14,10 +15,11 @@ import (
 //
 // Back to back, PDL makes copies, casts and permutes faster, and takes less of the host's time for
 // a launch. Kernels that execute launch_dependents before they end are mostly slower, so these do
-// not (bench/results/2026-11/2026-11-22-h200-early.txt and 2026-11-22-h200-kernels.txt).
-func withPDL(text string) string {
+// not (bench/results/2026-11/2026-11-22-h200-early.txt and 2026-11-22-h200-kernels.txt), except
+// the small ones that are named: the next kernel finds room beside them, and may ask for memory.
+func withPDL(text string, small ...string) string {
 	var b strings.Builder
-	inEntry := false
+	inEntry, name := false, ""
 	for line := range strings.Lines(text) {
 		words, _, _ := strings.Cut(line, "//")
 		words = strings.TrimSpace(words)
@@ -37,9 +39,13 @@ func withPDL(text string) string {
 				fmt.Sprintf("sm_%d", hopper), 1)
 		case strings.HasPrefix(line, entryMark):
 			inEntry = true
+			name, _, _ = strings.Cut(line[len(entryMark):], "(")
 		}
 		b.WriteString(line)
 		if inEntry && strings.HasSuffix(words, "{") {
+			if slices.Contains(small, name) {
+				b.WriteString("\t" + release + "\n")
+			}
 			b.WriteString("\t" + wait + "\n")
 			inEntry = false
 		}

@@ -36,6 +36,7 @@ type bench struct {
 	rnd      *rand.Rand
 	used     int
 	expected []operand // what is compared as floats
+	roomy    bool      // room has tickets
 }
 
 // operand is a buffer of both memories.

@@ -19,14 +19,14 @@ func productsOf(q backend.Queue) (products, error) {
 		return multiplies(q)
 	}
 	p, err := gpu.NewProducts()
-	return libraries{p, gpu.NewConvolutions(), gpu.Device()}, err
+	return libraries{p, gpu.NewConvolutions(), gpu}, err
 }
 
 // libraries are a GPU's cuBLAS and cuDNN.
 type libraries struct {
 	*cuda.Products
 	*cuda.Convolutions
-	device *cuda.Device
+	queue *cuda.Queue
 }
 
 // ready implements readier.
@@ -35,13 +35,13 @@ func (l libraries) ready(op ir.Op) error {
 	case ir.MatMul:
 		return l.Products.Prepare()
 	case ir.Attention, ir.AttentionGrad:
-		return l.device.Prepare(gpukernels.AttentionFamilies()...)
+		return l.queue.PrepareAttention()
 	case ir.LSTM:
-		return l.device.Prepare(gpukernels.Recurrences)
+		return l.queue.Device().Prepare(gpukernels.Recurrences)
 	case ir.Gather, ir.GatherGrad, ir.Put:
-		return l.device.Prepare(gpukernels.IndexedRows)
+		return l.queue.Device().Prepare(gpukernels.IndexedRows)
 	case ir.Im2Col, ir.Col2Im, ir.MaxPool, ir.MaxPoolGrad:
-		return l.device.Prepare(gpukernels.Images)
+		return l.queue.Device().Prepare(gpukernels.Images)
 	}
 	return nil // a convolution is made ready by ConvolutionScratch
 }
