@@ -109,7 +109,7 @@ func (t *trainer) prepare() (err error) {
 		text += fmt.Sprintf("the rate of fit.Schedule begins with %v\n", t.rate(0))
 	}
 	text += fmt.Sprintf("the rate on a plateau is %+v, the best epoch is restored: %v, there are "+
-		"%d of TensorBoard and MLflow\n", t.plateau, t.restored, len(t.trackers))
+		"%d of TensorBoard, MLflow and a TrainJob\n", t.plateau, t.restored, len(t.trackers))
 	mapping := t.data.mapping()
 	text += fmt.Sprintf("the samples have columns %q with means %v and classes %q\n",
 		mapping.Columns, mapping.Means, mapping.Classes)

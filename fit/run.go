@@ -211,6 +211,8 @@ type Epoch struct {
 //
 // Cost: an all-gather of 24 bytes after each step, and one of the sums of metrics after each epoch.
 //
+// In a TrainJob of Kubeflow with the feature TrainJobStatus, rank 0 tells how far the training is.
+//
 // Before the first step Run finds out whether all options can be, and whether checkpoints and logs
 // can be written. At the end of each epoch and of the training it looks for numbers of the model
 // that are not finite: no such epoch is the best one, or saved.
@@ -235,6 +237,7 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	for _, o := range options {
 		o(t)
 	}
+	t.trackers = append(t.trackers, ofTrainJob()...)
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	again := func() { time.AfterFunc(sameSignal, stop) }
 	defer context.AfterFunc(ctx, again)() // so that a second signal ends the program
