@@ -34,7 +34,8 @@ import (
 // A training that resumes from a [Checkpoint] continues its run, which has each step once, but for
 // those of the last second before a checkpoint if rank 0 is killed then. One that had ended sends
 // the epochs that the server lacks, and that it is FINISHED. In an elastic job the next rank 0
-// sends these. Its run is RUNNING until it is finished, fails on all ranks, or all are told to stop.
+// sends these. Its run is RUNNING until it is finished, fails on all ranks, or all are told to
+// stop.
 func MLflow(server, experiment string, params map[string]string) Option {
 	return func(t *trainer) {
 		t.once("MLflow")

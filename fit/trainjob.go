@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // The variables that Kubeflow's Trainer gives the pods of a TrainJob, with its feature
@@ -125,8 +127,8 @@ func (j *trainJob) send() {
 
 func (j *trainJob) post(now status) error {
 	body, err := json.Marshal(map[string]status{"trainerStatus": now})
-	token, noToken := os.ReadFile(j.token)
-	authority, noCA := os.ReadFile(j.ca)
+	token, noToken := files.Read(j.token, 1<<16)
+	authority, noCA := files.Read(j.ca, 1<<20)
 	if err := cmp.Or(err, noToken, noCA); err != nil {
 		return err
 	}

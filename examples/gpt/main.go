@@ -28,7 +28,7 @@
 //
 // DIR/step-.../model.safetensors is a safetensors file.
 //
-// With --elastic ranks may be lost and replaced, and the bits are those of --tree without it:
+// With --elastic ranks may be lost and replaced. The bits are as by --tree without it:
 //
 //	euryale run --elastic -n 2 --standby 1 ./examples/gpt --elastic --tree 4   # kill ranks
 //

@@ -189,7 +189,7 @@ func TestALostRankChangesNothing(t *testing.T) {
 	}
 }
 
-// TestElasticRanksHaveTheBitsOfATree: one is killed, then all are told to end and save, and the next
+// TestElasticRanksHaveTheBitsOfATree: one is killed, then all are told to end and save. The next
 // start goes on, elastic or not, and ends as a tree on one rank does.
 func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
 	flags := small(repeating(t)) + "0 --every 20 --tree 4" // 100 steps
@@ -215,8 +215,8 @@ func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
 		printed := next.Run(t)
 		gotLoss, gotEval, _, got := ending(t, printed)
 		require.Check(t, strings.Contains(printed, "going on after step ") && gotLoss == loss &&
-			gotEval == eval && got == params, "%s: it ends with other numbers than %v, %v and %s:\n%s",
-			name, loss, eval, params, printed)
+			gotEval == eval && got == params, "%s: it ends with other numbers than %v, %v and "+
+			"%s:\n%s", name, loss, eval, params, printed)
 	}
 }
 

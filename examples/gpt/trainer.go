@@ -124,7 +124,7 @@ func (t *trainer) compile(job autograd.Job) {
 // exchange is in turns, which those of an elastic training repeat if one is lost; which turn comes
 // next depends on t.past alone.
 func (t *trainer) train(ctx context.Context) error {
-	if err := t.begin(); err != nil {
+	if err := t.join(); err != nil {
 		return err
 	}
 	took, first := time.Duration(0), len(t.past.Losses)
@@ -160,8 +160,8 @@ func (t *trainer) train(ctx context.Context) error {
 	return nil
 }
 
-// begin begins the training, or goes on with its checkpoint, or with the others.
-func (t *trainer) begin() error {
+// join begins the training, or goes on with its checkpoint, or with the others.
+func (t *trainer) join() error {
 	var err error
 	if e := t.machine.Elastic(); e != nil {
 		err = e.Share(&t.past)

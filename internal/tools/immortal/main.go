@@ -87,8 +87,8 @@ func main() {
 		"two of them, 0 for none")
 	flag.IntVar(&c.leaves, "leaves", 0, "with machines: in one of so many strikes a host leaves, "+
 		"to return, 0 for none")
-	flag.StringVar(&c.trainer, "program", "", "the folder of a program that jobs run in place of a "+
-		"model, without standbys: -args has its flags")
+	flag.StringVar(&c.trainer, "program", "", "the folder of a program that jobs run in place of "+
+		"a model, without standbys: -args has its flags")
 	flag.DurationVar(&c.timeout, "timeout", time.Minute, "EURYALE_TIMEOUT of the jobs")
 	flag.DurationVar(&c.wire.Delay, "delay", 0, "of what machines send, each way")
 	flag.Float64Var(&c.wire.Loss, "loss", 0, "the part that is lost of what machines send")
@@ -129,7 +129,7 @@ func immortal(ctx context.Context, c config) (all verdict, err error) {
 		if c.command == "" {
 			c.command, err = build("./cmd/euryale", "euryale")
 		}
-		if c.trainer != "" && err == nil { // the name is that of no other process
+		if c.trainer != "" && err == nil { // no other process has that name
 			c.program, err = build(c.trainer, fmt.Sprint("immortal-", os.Getpid()))
 		}
 		return err
@@ -262,7 +262,8 @@ func (s site) start(c config, args ...string) *exec.Cmd {
 	return s.user.Command(cmd)
 }
 
-// list writes the hostfile, without one host or, for -1, with all. They have room for all processes.
+// list writes the hostfile, without one host or, for -1, with all, which have room for all
+// processes.
 func (s site) list(c config, without int) error {
 	text, room := "", (c.ranks+c.standby+len(s.hosts)-1)/len(s.hosts)
 	for i, h := range s.hosts {

@@ -45,7 +45,8 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 }
 
 // TestAProgramWhoseProcessesAreKilledEndsAsOneWithout: the examples that train elastically, on this
-// machine and on three of which hosts leave and return. EURYALE_KILLS says how many kills each gets.
+// machine and on three of which hosts leave and return. EURYALE_KILLS says how many kills each
+// gets.
 func TestAProgramWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 	kills := 10
 	if text := os.Getenv("EURYALE_KILLS"); text != "" {
