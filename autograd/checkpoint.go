@@ -1,11 +1,18 @@
 package autograd
 
 import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
+	"iter"
 	"reflect"
+	"sync"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
@@ -73,6 +80,130 @@ func (d *DataParallel) TrySave(dir string, solver gorgonia.Solver, opts ...SaveO
 	return d.collectively(backend.ForSave, "save to "+dir, func() error {
 		return d.saver.Try(d.request(dir, solver, opts, false))
 	})
+}
+
+// Weights gives the model to take, on the first rank alone, by name and one tensor after the other:
+// whole parameters, wherever ranks or a device have them, in the order of New, then variables of
+// [WithFrozen] and running statistics. No rank puts together more than one parameter at a time.
+// Weights is collective, and returns the error of take on all ranks. hash is that of
+// [DataParallel.Hash], made beside take, on the first rank:
+//
+//	hash, err := dp.Weights(func(weights iter.Seq2[string, *tensor.Dense]) error {
+//		return model.Save("tuned", weights)
+//	})
+//
+// Tensors may be the program's own: they stay as they are until the next step. take must not call
+// methods of d. After an error the last tensor is nil.
+func (d *DataParallel) Weights(
+	take func(weights iter.Seq2[string, *tensor.Dense]) error,
+) (hash string, err error) {
+	err = d.collectively(backend.ForSave, "weights", func() error {
+		err := d.saver.Agree("", errors.Join(backend.Given("", "take", take), d.fresh.apart(),
+			d.settle()))
+		if err != nil {
+			return err
+		}
+		s := newStream(d)
+		if d.saver.First() {
+			err = take(s.weights)
+		}
+		if err == nil || d.divided() {
+			s.weights(func(string, *tensor.Dense) bool { return true }) // what take has left
+		}
+		hash, err = s.end(err)
+		return d.saver.Agree("", err)
+	})
+	return hash, err
+}
+
+// stream is the tensors of a model, one after the other.
+type stream struct {
+	d      *DataParallel
+	next   int // parameter
+	wrong  error
+	hash   hash.Hash
+	hashed sync.WaitGroup
+	bytes  chan []byte // to hash
+}
+
+func newStream(d *DataParallel) *stream {
+	s := &stream{d: d, hash: sha256.New(), bytes: make(chan []byte)}
+	s.hashed.Go(func() {
+		for b := range s.bytes {
+			s.hash.Write(b)
+		}
+	})
+	return s
+}
+
+// weights goes on with the parameters, and then gives the rest. Ranks that have no part in it do
+// nothing.
+func (s *stream) weights(yield func(string, *tensor.Dense) bool) {
+	first := s.d.saver.First()
+	for s.next < len(s.d.params) && s.wrong == nil && (first || s.d.divided()) {
+		p := s.d.params[s.next]
+		s.next++
+		var all stored
+		if all, s.wrong = s.d.whole(p); s.wrong == nil && first {
+			s.bytes <- all.Data.Bytes()
+		}
+		if !s.give(p.node.Name(), all, yield) {
+			return
+		}
+	}
+	for _, p := range s.d.model.pieces() {
+		if s.wrong == nil && first {
+			all := stored{Shape: p.shape}
+			all.Data, s.wrong = p.memory()
+			if !s.give(p.file, all, yield) {
+				return
+			}
+		}
+	}
+}
+
+func (s *stream) give(name string, all stored, yield func(string, *tensor.Dense) bool) bool {
+	var x *tensor.Dense
+	if s.wrong == nil {
+		x, s.wrong = tensorOf(all)
+	}
+	return yield(name, x)
+}
+
+// end returns the hash of what was given, unless there is an error.
+func (s *stream) end(err error) (string, error) {
+	close(s.bytes)
+	s.hashed.Wait()
+	if err = cmp.Or(s.wrong, err); err == nil {
+		err = s.d.model.hash(s.hash)
+	}
+	if err != nil || !s.d.saver.First() {
+		return "", err
+	}
+	return hex.EncodeToString(s.hash.Sum(nil)), nil
+}
+
+// divided reports whether ranks have parts of parameters, of whatever kind.
+func (d *DataParallel) divided() bool { return d.sharded || d.parts != nil }
+
+// whole returns all elements of a parameter, on the first rank and others. Where ranks have parts
+// it is collective, and an error before an exchange is one on all of them.
+func (d *DataParallel) whole(p *param) (all stored, err error) {
+	err = d.planned.bring(false, p.node)
+	if d.divided() {
+		err = d.saver.Agree("", err)
+	}
+	if err == nil && d.sharded {
+		err = d.planned.bring(true, p.node)
+	}
+	if err == nil {
+		all.Shape = p.dims()
+		all.Data, err = p.present()
+	}
+	if err == nil && d.parts.isPart(p.index) && d.comm.Rank() == 0 {
+		all, err = d.parts.join(p, all.Data)
+	}
+	return all, err
 }
 
 // ErrLocked is wrapped by the error of Save, on all ranks, if another job saves to the directory.

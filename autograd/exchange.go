@@ -69,9 +69,10 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 }
 
 // Pulls sets how the machine brings parameters to where their values are. Save, Load, Check and
-// Hash first call pull, on the goroutine that calls them. If ranks shard the parameters, whole
-// says whether it gathers all of each: then it is collective.
-func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
+// Hash first call pull, on the goroutine that calls them, and Weights does so for each parameter,
+// whose node it gives. If ranks shard the parameters, whole says whether it gathers all of each:
+// then it is collective.
+func (x *Buckets) Pulls(pull func(whole bool, of ...*gorgonia.Node) error) { x.pull = pull }
 
 // Trains says which solver the machine applies the gradients by: Save and Load refuse another one,
 // which has no state.

@@ -7,8 +7,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/exit"
@@ -210,13 +213,22 @@ type item struct {
 // rank with a problem, or whose items cannot be read, takes part.
 func alikeOn(comm backend.Communicator, all []item, problem error) error {
 	const size = 8 // of a hash
-	var mine []byte
-	for _, p := range all {
+	mine := make([]byte, size*len(all))
+	var hashing errgroup.Group
+	hashing.SetLimit(runtime.GOMAXPROCS(0))
+	for i, p := range all {
 		value, err := p.bytes()
 		problem = cmp.Or(problem, err)
-		sum := sha256.Sum256(value)
-		mine = append(mine, sum[:size]...)
+		if comm.Size() == 1 {
+			continue // with nothing to compare
+		}
+		hashing.Go(func() error {
+			sum := sha256.Sum256(value)
+			copy(mine[size*i:], sum[:size])
+			return nil
+		})
 	}
+	_ = hashing.Wait() // nothing fails
 	notes, err := group.Alike(comm, "", mine, problem)
 	if err != nil {
 		return err

@@ -20,20 +20,21 @@ import (
 // trainer is what a DataParallel knows of the machine that trains by its Buckets: how to bring and
 // to copy what the machine has on its device. Methods may be called on nil: there is none.
 type trainer struct {
-	// brings the model, or what this rank has of it, to where its values are; nil if it always is
-	pull func(whole bool) error
+	// brings the model, some parameters of it, or what this rank has of it, to where its values are;
+	// nil if it always is
+	pull func(whole bool, of ...*gorgonia.Node) error
 	copy copying        // nil where copies are made on the host
 	by   *solver.Fusion // of the solver whose state copy copies
 }
 
 type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
-// bring brings the parameters to where their values are.
-func (t *trainer) bring(whole bool) error {
+// bring brings the parameters, or those of some nodes, to where their values are.
+func (t *trainer) bring(whole bool, of ...*gorgonia.Node) error {
 	if t == nil || t.pull == nil {
 		return nil
 	}
-	return t.pull(whole)
+	return t.pull(whole, of...)
 }
 
 // has reports whether the machine has copies of all that is to be saved, on its device.

@@ -165,15 +165,18 @@ func (p *parallel) copied() {
 	}
 }
 
-// pullLearnables is Pull of all learnables, or of this rank's shards of them. What is frozen may be
-// loaded from a checkpoint, too.
-func (m *Machine) pullLearnables(whole bool) error {
+// pullLearnables is Pull of all learnables or some, or of this rank's shards of them. With all, what
+// is frozen may be loaded from a checkpoint, too.
+func (m *Machine) pullLearnables(whole bool, some ...*gorgonia.Node) error {
 	for _, in := range m.inputs {
-		if slices.Contains(m.frozen, in.node) {
+		if some == nil && slices.Contains(m.frozen, in.node) {
 			m.exec.Forget(in.buffer)
 		}
 	}
-	learnable := func(in input) bool { return slices.Contains(m.solver.learnables, in.node) }
+	learnable := func(in input) bool {
+		return slices.Contains(m.solver.learnables, in.node) &&
+			(some == nil || slices.Contains(some, in.node))
+	}
 	if !whole {
 		return m.pullOwn(learnable)
 	}

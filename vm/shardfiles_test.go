@@ -3,11 +3,17 @@ package vm_test
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -231,4 +237,53 @@ func TestShardsOfALostRank(t *testing.T) {
 			}
 			return err
 		})
+}
+
+// TestWeightsAreThoseOfACheckpoint: whole ones come on the first rank alone, from devices and from
+// ranks that shard them, with the hash of Hash; an error of who takes them is one on all ranks.
+func TestWeightsAreThoseOfACheckpoint(t *testing.T) {
+	for _, kind := range []testenv.Kind{testenv.Hosts, testenv.Devices} {
+		for stage := range 3 {
+			s := saving{settings["groups"], t, t.TempDir()}
+			option := []vm.Option{vm.WithShards(stages[stage])}
+			if stage == 0 {
+				option = nil
+			}
+			s.run(kind, 3, "", option, func(r ranked, m *model, machine *vm.Machine) error {
+				dp, got := machine.DataParallel(), map[string]*tensor.Dense{}
+				full := errors.New("the disk is full")
+				testranks.NoError(s.steps(m, machine, 0, 3))
+				_, err := dp.Weights(func(all iter.Seq2[string, *tensor.Dense]) error {
+					for range all {
+						return full
+					}
+					return nil
+				})
+				require.Check(t, err != nil && strings.Contains(err.Error(), full.Error()),
+					"rank %d: %v", r.Comm.Rank(), err)
+				hash, err := dp.Weights(func(all iter.Seq2[string, *tensor.Dense]) error {
+					for name, x := range all {
+						got[name] = x.Clone().(*tensor.Dense)
+					}
+					return nil
+				})
+				testranks.NoError(errors.Join(err, dp.Save(s.at("saved"), machine.Solver(), nil)))
+				whole := testranks.Must(dp.Hash())
+				if r.Comm.Rank() > 0 {
+					require.Check(t, len(got) == 0 && hash == "", "rank %d gets %d", r.Comm.Rank(),
+						len(got))
+					return nil
+				}
+				want := testranks.Must(autograd.ReadWeights(s.at("saved")))
+				require.Check(t, len(got) == len(want) && hash == whole,
+					"%v, stage %d: %d tensors, want %d; hash %s, want %s", kind, stage, len(got),
+					len(want), hash, whole)
+				for name, x := range want {
+					require.Check(t, got[name] != nil && reflect.DeepEqual(got[name].Data(),
+						x.Data()), "%v, stage %d: %s differs", kind, stage, name)
+				}
+				return nil
+			})
+		}
+	}
 }
