@@ -224,7 +224,7 @@ func TestSavedAdaptersOfAllKindsAreLoaded(t *testing.T) {
 		m := load(t, from)
 		require.NoError(t, m.LoadAdapter(adapter))
 		weights, dir := learned(t, m), filepath.Join(t.TempDir(), "adapter")
-		err := m.SaveAdapter(dir, weights)
+		err := m.SaveAdapter(dir, maps.All(weights))
 		require.That(t, err == nil, "%v: %v", c, err)
 		one := layers.Sizes{DP: 1, SP: 1, TP: 1}
 		within(t, one, func(l *layers.Layout, build sync.Locker) error {
@@ -389,7 +389,7 @@ func TestAnotherHeadIsKept(t *testing.T) {
 		m := load(t, dir)
 		require.Equal(t, fmt.Sprintf("%s: tied", what), m.Tied, what != "another head")
 		weights, out := learned(t, m), filepath.Join(t.TempDir(), "out")
-		err := m.Save(out, weights)
+		err := m.Save(out, maps.All(weights))
 		require.That(t, err == nil, "%s: %v", what, err)
 		again := load(t, out)
 		require.Check(t, again.Tied == m.Tied, "%s: it is tied %v when it is saved", what,

@@ -1,6 +1,7 @@
 package models_test
 
 import (
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -61,7 +62,7 @@ func TestAFolderIsSavedWithFiniteNumbersOnly(t *testing.T) {
 		weights := learned(t, m)
 		weights[gain].Data().([]float32)[0] = c.x
 		dir := filepath.Join(t.TempDir(), "saved")
-		err := m.Save(dir, weights)
+		err := m.Save(dir, maps.All(weights))
 		_, none := os.Stat(dir)
 		if (err == nil) != (c.want == "") || (none == nil) != (c.want == "") || err != nil &&
 			!(strings.Contains(err.Error(), c.want) && strings.Contains(err.Error(), gain)) {

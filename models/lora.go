@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -226,25 +228,36 @@ func isAdapter(learnable string) bool {
 // Adapt or LoadAdapter, for learnables that are missing or not in the adapter, for an element that
 // is not finite, and for a directory with another model than this one, to which transformers would
 // apply the adapter; those of the file system.
-func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
+func (m *Model) SaveAdapter(dir string, weights iter.Seq2[string, *tensor.Dense]) (err error) {
 	defer named(&err, "save adapter "+dir)
-	if m.adapter == nil || len(weights) == 0 {
+	if err := backend.Given("", "weights", weights); err != nil {
+		return err
+	}
+	learnables := maps.Collect(weights)
+	if m.adapter == nil || len(learnables) == 0 {
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)
 	}
-	tensors, err := m.encode(weights)
-	if err != nil {
-		return err
-	}
+	r := replacing{main: adapterConfigName, text: m.adapter.config,
+		tensors: map[string]safetensors.Tensor{}, texts: map[string][]byte{},
+		outdated: []string{"adapter_model.bin"}}
 	all := m.adapterTensors()
-	if name := lacking(all, tensors); name != "" {
+	for learnable, x := range learnables {
+		if err := hasAxes(x); err != nil {
+			return fmt.Errorf("%s: %w", learnable, err)
+		}
+		s := m.stored(learnable, x.Shape())
+		if !all[s.name] {
+			return fmt.Errorf("%w: %s is none of the adapter, among %d learnables: the adapter "+
+				"has %d", backend.ErrArgument, learnable, len(learnables), len(all))
+		}
+		r.tensors[s.name] = safetensors.Declared(backend.F32, s.shape)
+	}
+	if name := lacking(all, r.tensors); name != "" {
 		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 			backend.ErrArgument, strings.TrimPrefix(name, adapterPrefix))
 	}
-	if name := lacking(tensors, all); name != "" {
-		return fmt.Errorf("%w: %s is none of the adapter, among %d learnables: the adapter has %d",
-			backend.ErrArgument, strings.TrimPrefix(name, adapterPrefix), len(weights), len(all))
-	}
+	r.shards = map[string][]string{adapterName: slices.Collect(maps.Keys(r.tensors))}
 	in, err := files.At(dir, m.store...)
 	if err != nil {
 		return err
@@ -255,8 +268,8 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 		return fmt.Errorf("%w: it has a model, and transformers would apply the adapter to it: "+
 			"name another folder", backend.ErrArgument)
 	}
-	return replacing{dir: in, main: adapterConfigName, text: m.adapter.config,
-		tensorsName: adapterName, tensors: tensors, outdated: []string{"adapter_model.bin"}}.write()
+	r.dir = in
+	return r.write(m, maps.All(learnables))
 }
 
 // adapterTensors returns the names of the tensors of the adapter's file.

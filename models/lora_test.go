@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"path"
 	"path/filepath"
@@ -26,7 +27,7 @@ func TestSavedAdaptersAreLoaded(t *testing.T) {
 		require.NoError(t, m.LoadAdapter(filepath.Join("testdata", folder, "adapter")))
 		weights := learned(t, m)
 		dir := filepath.Join(t.TempDir(), "adapter")
-		require.NoError(t, m.SaveAdapter(dir, weights))
+		require.NoError(t, m.SaveAdapter(dir, maps.All(weights)))
 		again := load(t, filepath.Join("testdata", folder))
 		require.NoError(t, again.LoadAdapter(dir))
 		for name, x := range learned(t, again) {
@@ -43,7 +44,7 @@ func TestAnAdapterMayTakeItsOwnPlace(t *testing.T) {
 	require.NoError(t, m.LoadAdapter(dir))
 	file("adapter_model.safetensors", nil)(t, dir)
 	weights := learned(t, m)
-	require.NoError(t, m.SaveAdapter(dir, weights))
+	require.NoError(t, m.SaveAdapter(dir, maps.All(weights)))
 	again := load(t, "testdata/llama3")
 	require.NoError(t, errors.Join(again.LoadAdapter(dir), builds(t, again)))
 }
@@ -120,19 +121,19 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		require.Fails(t, "builds", err, want)
 	}
 	m := load(t, "testdata/llama3")
-	require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), learned(t, m)), "call Adapt")
+	require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), maps.All(learned(t, m))), "call Adapt")
 	require.Fails(t, "Adapt after Logits", m.Adapt(models.LoRA{Rank: 2}), "before Logits")
 	m = load(t, "testdata/llama3")
 	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
 	const first = "model.layers.0.self_attn.q_proj.lora_A.weight"
 	one := tensor.New(tensor.FromScalar(1.))
-	require.Fails(t, "SaveAdapter", m.SaveAdapter(copied(t, "gpt2"), learned(t, m)),
+	require.Fails(t, "SaveAdapter", m.SaveAdapter(copied(t, "gpt2"), maps.All(learned(t, m))),
 		"it has a model")
 	for want, spoil := range map[string]func(w map[string]*tensor.Dense){
-		"no " + first:     func(w map[string]*tensor.Dense) { delete(w, first) },
-		"9 learnables":    func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
-		"nil or a scalar": func(w map[string]*tensor.Dense) { w[first] = one },
-		"no file has q_p": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
+		"no " + first:           func(w map[string]*tensor.Dense) { delete(w, first) },
+		"9 learnables":          func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
+		"nil or a scalar":       func(w map[string]*tensor.Dense) { w[first] = one },
+		"q_proj.weight is none": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
 		"[0 1] is NaN": func(w map[string]*tensor.Dense) {
 			w[first] = w[first].Clone().(*tensor.Dense)
 			w[first].Data().([]float32)[w[first].Shape()[1]] = float32(math.NaN())
@@ -145,7 +146,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 			}
 		}
 		spoil(weights)
-		require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), weights), want)
+		require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), maps.All(weights)), want)
 	}
 }
 
@@ -169,7 +170,7 @@ func TestAnAdapterIsNotSavedWhereAModelMayBe(t *testing.T) {
 	}))(t)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
-	err := m.SaveAdapter("s3://bucket/adapter", learned(t, m))
+	err := m.SaveAdapter("s3://bucket/adapter", maps.All(learned(t, m)))
 	require.Fails(t, "SaveAdapter", err, fs.ErrPermission)
 }
 

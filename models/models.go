@@ -31,8 +31,11 @@ type Model struct {
 	// ask for: in training, as in transformers, and not in evaluation (vm.Eval). Call its Next
 	// after each run that trains. Load makes one; nil leaves dropout out of graphs that are built
 	// from then on.
-	Random     *nn.Random
-	generation generation
+	Random *nn.Random
+	// MaxShardSize is the most bytes of a file of tensors that Save writes, unless one tensor has
+	// more; 0 is 5e9.
+	MaxShardSize int64
+	generation   generation
 }
 
 // Load reads config.json and generation_config.json of a folder, and the headers of its weights,

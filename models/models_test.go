@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -346,7 +347,7 @@ func TestSavedFoldersAreLoaded(t *testing.T) {
 			}
 			dir := filepath.Join(t.TempDir(), "tuned")
 			for range 2 { // over itself, too
-				require.NoError(t, m.Save(dir, weights))
+				require.NoError(t, m.Save(dir, maps.All(weights)))
 			}
 			again := load(t, dir)
 			require.Check(t, reflect.DeepEqual(again.Config, m.Config), "%+v, want %+v",
@@ -371,7 +372,7 @@ func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
 	for _, name := range own {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o666))
 	}
-	require.NoError(t, m.Save(dir, weights))
+	require.NoError(t, m.Save(dir, maps.All(weights)))
 	var left []string
 	all, err := os.ReadDir(dir)
 	for _, e := range all {
@@ -399,7 +400,7 @@ func TestSaveLeavesNothingOfAnEarlierModel(t *testing.T) {
 	for _, name := range append(own, old...) {
 		file(name, []byte("{}"))(t, dir)
 	}
-	require.NoError(t, m.Save(dir, weights))
+	require.NoError(t, m.Save(dir, maps.All(weights)))
 	var left []string
 	all, err := os.ReadDir(dir)
 	for _, e := range all {
@@ -416,18 +417,18 @@ func TestSaveLeavesNothingOfAnEarlierModel(t *testing.T) {
 func TestSaveLeavesNothingThatChangesTheSameModel(t *testing.T) {
 	m, dir := load(t, other(t, "llama3", nil, nil)), t.TempDir()
 	weights := learned(t, m)
-	require.NoError(t, m.Save(dir, weights))
+	require.NoError(t, m.Save(dir, maps.All(weights)))
 	for _, name := range []string{"generation_config.json", "tokenizer_config.json", "tekken.json",
 		"added_tokens.json"} {
 		file(name, []byte(`{"eos_token_id": 5}`))(t, dir)
-		require.NoError(t, m.Save(dir, weights))
+		require.NoError(t, m.Save(dir, maps.All(weights)))
 		require.Fails(t, fmt.Sprintf("%s is still there", name),
 			require.Err(os.Stat(filepath.Join(dir, name))), fs.ErrNotExist)
 	}
 	require.Slices(t, "the tokens that end a text", load(t, dir).EOS, m.EOS)
 	path := filepath.Join(dir, "generation_config.json")
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "x"), 0o777))
-	require.Check(t, m.Save(dir, weights) != nil, "what cannot be removed is no error")
+	require.Check(t, m.Save(dir, maps.All(weights)) != nil, "what cannot be removed is no error")
 	require.Fails(t, "with a part of another model there is a config.json",
 		require.Err(os.Stat(filepath.Join(dir, "config.json"))), fs.ErrNotExist)
 }
@@ -440,11 +441,11 @@ func TestNoCrashLeavesPartsOfTwoModels(t *testing.T) {
 	for _, inTheWay := range []string{"model.safetensors", "tokenizer.json",
 		"pytorch_model-00001-of-00002.bin"} {
 		dir := t.TempDir()
-		require.NoError(t, other.Save(dir, learned(t, other)))
+		require.NoError(t, other.Save(dir, maps.All(learned(t, other))))
 		path := filepath.Join(dir, inTheWay)
 		require.NoError(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"),
 			0o777)))
-		require.That(t, m.Save(dir, weights) != nil, "%s is a directory, and Save does not say so",
+		require.That(t, m.Save(dir, maps.All(weights)) != nil, "%s is a directory, and Save does not say so",
 			inTheWay)
 		_, err := os.Stat(filepath.Join(dir, "config.json"))
 		before := inTheWay == "model.safetensors"
@@ -491,6 +492,6 @@ func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 		if dir == "x" {
 			dir = filepath.Join(t.TempDir(), dir)
 		}
-		require.Fails(t, "Save", m.Save(dir, weights), what)
+		require.Fails(t, "Save", m.Save(dir, maps.All(weights)), what)
 	}
 }

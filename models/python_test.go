@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
@@ -57,13 +58,13 @@ func TestTransformersReadsWhatSaveWrites(t *testing.T) {
 		data := filepath.Join("testdata", folder)
 		m := load(t, data)
 		dir := t.TempDir()
-		require.NoError(t, m.Save(dir, learned(t, m)))
+		require.NoError(t, m.Save(dir, maps.All(learned(t, m))))
 		args = append(args, data, dir, "-")
 		if m.LoadAdapter(filepath.Join(data, "adapter")) != nil {
 			continue // it has none
 		}
 		adapter := t.TempDir()
-		require.NoError(t, m.SaveAdapter(adapter, learned(t, m)))
+		require.NoError(t, m.SaveAdapter(adapter, maps.All(learned(t, m))))
 		args = append(args, data, dir, adapter)
 	}
 	output(t, interpreter, args...)
@@ -195,7 +196,7 @@ func logitsOf(t *testing.T, folder string) (logits []float64, again []string, er
 		weights[n.Name()] = n.Value().(*tensor.Dense)
 	}
 	err = errors.Join(tokens.Set(ids), machine.RunAll(),
-		save(filepath.Join(folder, "saved"), weights))
+		save(filepath.Join(folder, "saved"), maps.All(weights)))
 	return numbers(y.Value()), again, err
 }
 

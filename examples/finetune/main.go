@@ -34,8 +34,10 @@
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
 // end it. The checkpoint of the best evaluation is kept beside the last ones; --best writes its
-// weights to --out. Started again it goes on bitwise identically, or on another layout. All ranks
-// reach DIR, or else that of --out, where a checkpoint puts together what ranks shard.
+// weights to --out, without --checkpoint each time that one is better. Started again it goes on
+// bitwise identically, or on another layout. All ranks reach DIR; rank 0 writes --out, in files of
+// 5 GB. What a program leaves there that is killed meanwhile, the next one removes. If --out cannot
+// be written, the error names a checkpoint with the training.
 package main
 
 import (
@@ -103,10 +105,10 @@ func main() {
 	t.build()
 	err := t.train(ctx)
 	if err == nil {
-		params := t.write()
+		t.end()
 		t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
 			t.past.Loss, t.past.Eval, t.comm.Size(), t.layout, t.comm.Capabilities().Backend,
-			params, time.Since(began).Seconds())
+			t.params, time.Since(began).Seconds())
 	}
 	check(errors.Join(err, t.layout.Close(), t.model.Close(), t.comm.Close()))
 }

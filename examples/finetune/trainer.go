@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -37,7 +38,7 @@ const (
 type trainer struct {
 	folder, out, checkpoint, device, precision, targets string
 	data, evalData                                      []string
-	temporary                                           string // directory of checkpoints, or ""
+	params                                              string // hash of what is in --out
 	lora, context, batch, accumulate, steps, every      int
 	sp, tp, shards                                      int
 	lr, alpha, memory, peak                             float64
@@ -238,8 +239,10 @@ func (t *trainer) train(ctx context.Context) (stop error) {
 		if better {
 			options = append(options, autograd.Pin())
 		}
-		if t.checkpoint != "" && (due || stop != nil) || t.best && better {
-			check(data.Save(t.saved(), &t.solver, p, options...))
+		if t.checkpoint != "" && (due || stop != nil) {
+			check(data.Save(t.checkpoint, &t.solver, p, options...))
+		} else if t.best && better {
+			t.write()
 		}
 		if due {
 			began, first, tokens = time.Now(), p.Steps, 0
@@ -346,47 +349,43 @@ func (t *trainer) feed(samples []texts.Sample, step, first int) {
 	}
 }
 
-// saved returns the directory of checkpoints, which is temporary without --checkpoint.
-func (t *trainer) saved() string {
-	if t.checkpoint != "" {
-		return t.checkpoint
+// end writes the model, unless that of the best evaluation has been written.
+func (t *trainer) end() {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT) // the training would be lost
+	if t.best && t.checkpoint != "" {
+		data := t.machine.DataParallel()
+		dir := must(data.Pinned(t.checkpoint))
+		check(data.Load(dir, &t.solver, nil, autograd.WeightsOnly()))
 	}
-	if t.temporary == "" {
-		id := float64(time.Now().UnixMicro()) // all ranks have the mean
-		check(autograd.Mean(t.comm, &id))
-		t.temporary = filepath.Join(t.out, fmt.Sprintf(".training-%.0f", id))
+	if t.best {
+		t.past.Eval = t.past.Best
 	}
-	return t.temporary
+	if t.checkpoint != "" || !t.best {
+		t.write()
+	}
 }
 
-// write verifies that all ranks have the same model, writes it, and returns its hash.
-func (t *trainer) write() (params string) {
-	data, dir := t.machine.DataParallel(), t.saved()
-	signal.Ignore(syscall.SIGTERM, syscall.SIGINT) // the training would be lost
-	switch {
-	case t.best:
-		dir = must(data.Pinned(dir))
-		check(data.Load(dir, &t.solver, nil, autograd.WeightsOnly()))
-		t.past.Eval = t.past.Best
-	case t.checkpoint == "":
-		check(data.Save(dir, &t.solver, &t.past))
-	}
-	check(data.Check())
-	params = must(data.Hash())
-	check(errors.Join(t.machine.Close(), t.eval.Close()))
-	if t.comm.Rank() > 0 {
-		return params
-	}
-	save := t.model.Save
+// write verifies that all ranks have the same model, and writes it. After an error the training is
+// in a checkpoint.
+func (t *trainer) write() {
+	data, save := t.machine.DataParallel(), t.model.Save
 	if t.lora > 0 {
 		save = t.model.SaveAdapter
 	}
-	if err := save(t.out, must(autograd.ReadWeights(dir))); err != nil {
-		check(fmt.Errorf("%w: start again with --checkpoint %s, where the training is", err,
-			t.saved()))
+	check(data.Check())
+	var err error
+	t.params, err = data.Weights(func(weights iter.Seq2[string, *tensor.Dense]) error {
+		return save(t.out, weights)
+	})
+	if err == nil {
+		return
 	}
-	if t.checkpoint == "" {
-		check(os.RemoveAll(t.saved()))
+	dir := t.checkpoint
+	if dir == "" {
+		id := float64(time.Now().UnixMicro()) // all ranks have the mean
+		check(autograd.Mean(t.comm, &id))
+		dir = filepath.Join(t.out, fmt.Sprintf(".training-%.0f", id))
+		err = errors.Join(err, data.Save(dir, &t.solver, &t.past, autograd.Pin()))
 	}
-	return params
+	check(fmt.Errorf("%w: start again with --checkpoint %s, where the training is", err, dir))
 }

@@ -121,7 +121,7 @@ var arrows = []arrow{
 	{"internal/residence", []string{"backend"}},
 	{"internal/terms", []string{"backend"}},
 	{"bucket", []string{"backend", "internal/files"}},
-	{"internal/files", []string{"backend"}},
+	{"internal/files", []string{"backend", "internal/filelock"}},
 	{"internal/safetensors", []string{"backend", "internal/files"}},
 	{"internal/testing/testranks", []string{"internal/testing/require", "rendezvous"}},
 	{"internal/testing/nilargs", []string{"backend", "internal/testing/require"}},

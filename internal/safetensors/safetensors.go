@@ -291,41 +291,58 @@ func (f *File) Read(name string) (Tensor, error) {
 }
 
 // Layout returns the texts of tensors in a header, if their data follow each other in the order of
-// their names.
+// their names. It looks at their dtypes and shapes alone.
 func Layout(tensors map[string]Tensor) (map[string]json.RawMessage, error) {
 	texts, at := map[string]json.RawMessage{}, int64(0)
 	for _, name := range slices.Sorted(maps.Keys(tensors)) {
 		t := tensors[name]
+		to := at + t.NBytes()
 		text, err := json.Marshal(entry{DType: strings.ToUpper(t.Data.DType().String()),
-			Shape: t.Shape, Offsets: [2]int64{at, at + int64(t.Data.NBytes())}})
+			Shape: t.Shape, Offsets: [2]int64{at, to}})
 		if err != nil {
 			return nil, err
 		}
-		texts[name] = text
-		at += int64(t.Data.NBytes())
+		texts[name], at = text, to
 	}
 	return texts, nil
 }
 
-// Write writes tensors, and what is said of them besides. An error is one of w.
-func Write(w io.Writer, tensors map[string]Tensor, metadata map[string]string) error {
+// Declared returns a tensor without elements, for Layout and Begin.
+func Declared(d backend.DType, shape []int) Tensor {
+	return Tensor{Shape: shape, Data: New(d, []int{0}).Data}
+}
+
+// NBytes returns how many bytes a tensor of its dtype and shape has.
+func (t Tensor) NBytes() int64 {
+	n := int64(t.Data.DType().Size())
+	for _, length := range t.Shape {
+		n *= int64(length)
+	}
+	return n
+}
+
+// Begin returns the beginning of a file of tensors, and what is said of them besides. Their data
+// follow in the order of their names.
+func Begin(tensors map[string]Tensor, metadata map[string]string) ([]byte, error) {
 	header, err := Layout(tensors)
 	if err == nil && metadata != nil {
 		header[MetadataName], err = json.Marshal(metadata)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	text, err := json.Marshal(header)
-	if err != nil {
-		return err
-	}
 	for len(text)%dataAlign != 0 {
 		text = append(text, ' ')
 	}
-	_, err = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
+	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), err
+}
+
+// Write writes tensors, and what is said of them besides. An error is one of w.
+func Write(w io.Writer, tensors map[string]Tensor, metadata map[string]string) error {
+	begin, err := Begin(tensors, metadata)
 	if err == nil {
-		_, err = w.Write(text)
+		_, err = w.Write(begin)
 	}
 	for _, name := range slices.Sorted(maps.Keys(tensors)) {
 		if err == nil {
