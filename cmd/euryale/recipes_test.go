@@ -237,6 +237,49 @@ func TestTheRecipeOfBareHosts(t *testing.T) {
 	s.hosts[1].Mend(t)
 }
 
+// ofMPIOperator are the variables that the MPI Operator gives the pod of a launcher of Open MPI.
+var ofMPIOperator = []string{"K_MPI_JOB_ROLE=launcher", "OMPI_MCA_orte_keep_fqdn_hostnames=true",
+	"OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile", "OMPI_ALLOW_RUN_AS_ROOT=1",
+	"OMPI_MCA_plm_rsh_args=-o ConnectionAttempts=10", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	"NVIDIA_VISIBLE_DEVICES=", "NVIDIA_DRIVER_CAPABILITIES="}
+
+// TestTheManifestOfAnMPIJobRuns: the launcher's pod, with the names of workers, the hostfile and the
+// variables of the operator, and the ssh of its images. A worker's pod is deleted and made again.
+func TestTheManifestOfAnMPIJobRuns(t *testing.T) {
+	s := newSite(t, 2, proctest.Wire{}, nil)
+	dir, program := t.TempDir(), built(t, digits)
+	path := kitchen(t, dir, s.euryale, program, "-epochs=200")
+	want := elasticHash(t, program, "-epochs=200")
+	text := string(require.Value(os.ReadFile("../../examples/cluster/elastic-mpijob.yaml"))(t))
+	names, hosts, file := "", "", filepath.Join(dir, "hostfile")
+	for i, h := range s.hosts {
+		name := fmt.Sprintf("train-worker-%d.train.default.svc", i)
+		names += fmt.Sprintf("echo %s %s >>/etc/hosts; ", h.Addr, name)
+		hosts += name + " slots=2\n"
+	}
+	require.NoError(t, os.WriteFile(file, []byte(hosts), 0o444))
+	found := commandOf.FindStringSubmatch(text)
+	words := strings.NewReplacer(",", "", "program", "./train", "/etc/mpi/hostfile", file,
+		"/state/run1", filepath.Join(dir, "state")).Replace(found[1] + " " + found[2])
+	job := cooked(t, s.user, dir, strings.Replace(path, "PATH=", "PATH="+s.ssh.Path+":", 1),
+		names+"exec "+words, append([]string{"TEST_SSH_KEY=authorized",
+			"TEST_SSH_OPTIONS=-o StrictHostKeyChecking=no"}, ofMPIOperator...)...)
+	await := func(what string) {
+		t.Helper()
+		require.That(t, job.Says(regexp.MustCompile(what), 2*long), "it does not say %q:\n%s", what,
+			job.Output())
+	}
+	await(`epoch 9/`)
+	s.hosts[1].Signal(t, syscall.SIGKILL)
+	await(`host train-worker-1\S* is lost`)
+	s.ssh.Serve(t, s.hosts[1])
+	await(`host train-worker-1\S* takes part`)
+	err := job.Ends(t, 4*long)
+	end := hash.FindString(job.Output())
+	require.Check(t, err == nil && end == want, "%v, it ends with %s, want %s:\n%s", err, end, want,
+		job.Output())
+}
+
 // pods are what controllers make of a manifest of examples/cluster: the command of a container,
 // with the variables that controllers add, and the name of pod 0, %d for the number of a pod.
 var pods = map[string]struct {

@@ -44,7 +44,7 @@ func recovered(t *testing.T, n int) recovery {
 }
 
 // TestARecoveryTakesSoManyMessages: two generations, without the one that died and with its
-// replacement, which each member reaches each other one in and posts; docs/elastic.md has the table.
+// replacement, in which each member reaches each other and posts; docs/elastic.md has the table.
 func TestARecoveryTakesSoManyMessages(t *testing.T) {
 	page := string(require.Value(os.ReadFile("../../docs/elastic.md"))(t))
 	sizes := []int{8, 16, 32}
