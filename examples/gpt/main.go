@@ -26,7 +26,8 @@
 //
 //	euryale run -n 2 --max-restarts 3 ./examples/gpt --checkpoint /tmp/gpt
 //
-// DIR/step-.../model.safetensors is a safetensors file.
+// DIR/step-.../model.safetensors is a safetensors file. DIR may be in an object store, such as
+// s3://bucket/gpt (package bucket).
 //
 // With --elastic ranks may be lost and replaced. The bits are as by --tree without it:
 //

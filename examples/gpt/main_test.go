@@ -17,6 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/launch"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/objectstore"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -257,6 +258,21 @@ func TestResumesOnOtherLayouts(t *testing.T) {
 			gotEval == eval, "%d ranks %s:\n%s", ranks, flags, printed)
 	}
 	_ = exampletest.New(t, 1, small(text)+" --lr 1e-3 --checkpoint "+dir).Refused(t, "lr:0.01")
+}
+
+// TestCheckpointsMayBeInABucket: a training there goes on on other ranks, elastic or not.
+func TestCheckpointsMayBeInABucket(t *testing.T) {
+	objectstore.Start(t)
+	flags := small(repeating(t)) + " --tree 4 --checkpoint " + objectstore.URL + "/run1"
+	_, _, _, want := ending(t, exampletest.Train(t, 2, flags))
+	again := exampletest.New(t, 2, flags+" --elastic")
+	again.Elastic = &launch.Elastic{Least: 1}
+	for _, j := range []*exampletest.Job{exampletest.New(t, 1, flags), again} {
+		printed := j.Run(t)
+		_, _, _, got := ending(t, printed)
+		require.Check(t, got == want && strings.Contains(printed,
+			"going on after step 10, from s3://bucket/run1"), "%q:\n%s", j.Args, printed)
+	}
 }
 
 // TestPythonReadsTheCheckpoint: the safetensors library of Python reads what a model sharded among

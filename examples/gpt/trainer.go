@@ -21,6 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/bucket"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -103,11 +104,12 @@ func (t *trainer) compile(job autograd.Job) {
 	check(b.Err())
 	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(precisions[t.precision])}
 	t.eval = must(vm.New(b.Graph(), t.device, append(options, vm.Eval())...))
-	t.learnables = must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
-	together := []vm.Option{b.Training()}
+	t.learnables = must(b.Grad(t.loss))      // behind the machine for evaluation, which has no gradients
+	store := autograd.WithStore(bucket.Open) // of checkpoints whose path is a URL
+	together := []vm.Option{b.Training(store)}
 	switch {
 	case job != nil:
-		together = []vm.Option{vm.WithElastic(context.Background(), job, t.tree)}
+		together = []vm.Option{vm.WithElastic(context.Background(), job, t.tree, store)}
 	case t.tree > 0:
 		together = append(together, vm.WithTree(t.tree))
 	}
