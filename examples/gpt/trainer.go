@@ -104,8 +104,9 @@ func (t *trainer) compile(job autograd.Job) {
 	check(b.Err())
 	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(precisions[t.precision])}
 	t.eval = must(vm.New(b.Graph(), t.device, append(options, vm.Eval())...))
-	t.learnables = must(b.Grad(t.loss))      // behind the machine for evaluation, which has no gradients
-	store := autograd.WithStore(bucket.Open) // of checkpoints whose path is a URL
+	t.learnables = must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
+	// Checkpoints may be in an object store.
+	store := autograd.WithStore(bucket.Open)
 	together := []vm.Option{b.Training(store)}
 	switch {
 	case job != nil:
