@@ -243,8 +243,9 @@ var ofMPIOperator = []string{"K_MPI_JOB_ROLE=launcher", "OMPI_MCA_orte_keep_fqdn
 	"OMPI_MCA_plm_rsh_args=-o ConnectionAttempts=10", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 	"NVIDIA_VISIBLE_DEVICES=", "NVIDIA_DRIVER_CAPABILITIES="}
 
-// TestTheManifestOfAnMPIJobRuns: the launcher's pod, with the names of workers, the hostfile and the
-// variables of the operator, and the ssh of its images. A worker's pod is deleted and made again.
+// TestTheManifestOfAnMPIJobRuns: the launcher's pod, with the names of workers, the hostfile and
+// the variables of the operator, and the ssh of its images. A worker's pod is deleted and made
+// again.
 func TestTheManifestOfAnMPIJobRuns(t *testing.T) {
 	s := newSite(t, 2, proctest.Wire{}, nil)
 	dir, program := t.TempDir(), built(t, digits)
