@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,8 +23,11 @@ import (
 // host, and ranks, which are moved one move at a time, by a seed. Ways between the launcher and
 // hosts are cut one way or both, for a while or for good, are slow, or lose packets. Launchers are
 // stopped for a while, those of hosts die. Ranks are stopped, alone or all, fail, end too early,
-// ignore SIGTERM, hang, or are held by the kernel. The user sends signals.
+// ignore SIGTERM, hang, or are held by the kernel. Hosts of an elastic job leave the list of hosts,
+// and return to it. The user sends signals.
 const (
+	// mostReturns bounds the hosts that return: each has links of its own.
+	mostReturns = 4
 	simPatience = 10 * time.Second
 	simGrace    = time.Second
 	simStep     = 50 * time.Millisecond
@@ -125,8 +129,12 @@ type simulation struct {
 	failures  int          // processes that fail with a status
 	hurt      map[int]bool // hosts that may be lost
 	signalled bool
-	left      bool // a process of an elastic job, before its last step
-	elsewhere bool // a rank of another machine is lost
+	left      bool       // a process of an elastic job, before its last step
+	elsewhere bool       // a rank of another machine is lost
+	comes     *rand.Rand // says which fault is that a host leaves the list; nil for none
+	unlisted  map[string]bool
+	lists     bool // the list of hosts is read
+	returned  int  // hosts
 	rests     bool // the launcher was stopped for too long
 	ended     time.Duration
 	outcome   error
@@ -160,12 +168,13 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 	}
 	s := newSimulation(rng, j, 60+rng.IntN(200), log)
 	s.faults = rng.IntN(6)
+	s.comes = rand.New(rand.NewPCG(seed, 62))
 	return s
 }
 
 func newSimulation(rng *rand.Rand, j Job, steps int, log *strings.Builder) *simulation {
-	s := &simulation{Sim: sim.New(rng, 1+len(j.Hosts), log), steps: steps, hurt: map[int]bool{},
-		dead: map[elastic.ID]bool{}}
+	s := &simulation{Sim: sim.New(rng, 1+len(j.Hosts)+mostReturns, log), steps: steps,
+		hurt: map[int]bool{}, dead: map[elastic.ID]bool{}, unlisted: map[string]bool{}}
 	s.job = j
 	s.job.times = defaultTimes()
 	top := s.launcher(0)
@@ -181,21 +190,55 @@ func newSimulation(rng *rand.Rand, j Job, steps int, log *strings.Builder) *simu
 		if missing == 0 {
 			break // standby hosts are for another attempt
 		}
-		there := &host{Host: h, number: i, ranks: min(h.Slots, missing)}
+		there := s.connect(h, min(h.Slots, missing))
 		missing -= there.ranks
 		top.s.hosts = append(top.s.hosts, there)
-		below := s.launcher(i + 1)
-		below.s.above = true
-		a := &simWire{of: top, number: i, alarm: countdown{limit: silence}}
-		b := &simWire{of: below, number: i,
-			alarm: countdown{limit: launcherSilence(simPatience)}}
-		a.other, b.other = b, a
-		top.wires, below.wires = append(top.wires, a), []*simWire{b}
-		s.hear(a)
-		s.hear(b)
 	}
 	s.After(0, func() { s.step(top, begins{}) })
 	return s
+}
+
+// connect returns a host with a launcher, as the next one of the job's launcher.
+func (s *simulation) connect(h Host, ranks int) *host {
+	top, number := s.launchers[0], len(s.launchers)-1
+	below := s.launcher(number + 1)
+	below.s.above = true
+	a := &simWire{of: top, number: number, alarm: countdown{limit: silence}}
+	b := &simWire{of: below, number: number,
+		alarm: countdown{limit: launcherSilence(simPatience)}}
+	a.other, b.other = b, a
+	top.wires, below.wires = append(top.wires, a), []*simWire{b}
+	s.hear(a)
+	s.hear(b)
+	return &host{Host: h, number: number, ranks: ranks}
+}
+
+// list gives the launcher the hosts that there are, once a second.
+func (s *simulation) list() {
+	top := s.launchers[0]
+	if s.lists = !top.gone; top.gone {
+		return
+	}
+	there := slices.DeleteFunc(slices.Clone(s.job.Hosts), func(h Host) bool {
+		return s.unlisted[h.Name]
+	})
+	top.local = append(top.local, simMessage{s.Now, listed(there), true})
+	s.After(time.Second, s.list)
+}
+
+// joins has a host that was reached take part.
+func (s *simulation) joins(a join) {
+	switch top := s.launchers[0]; {
+	case top.gone:
+	case top.paused:
+		s.After(time.Second, func() { s.joins(a) })
+	case s.returned == mostReturns || s.unlisted[a.Name]:
+		s.step(top, joined{host: &host{Host: a.Host}, why: errors.New("no route"),
+			before: a.before})
+	default:
+		s.returned++
+		s.step(top, joined{host: s.connect(a.Host, a.Slots), before: a.before})
+	}
 }
 
 func (s *simulation) launcher(h int) *simLauncher {
@@ -349,6 +392,8 @@ func (s *simulation) act(l *simLauncher, a action) {
 		l.timer = s.Now + time.Duration(a)
 	case says:
 		s.send(l.wires[0], a.news)
+	case join:
+		s.After(s.Between(100*time.Millisecond, 2*time.Second), func() { s.joins(a) })
 	case bury:
 		s.write(elastic.Dead{ID: elastic.ID(a)})
 		for l.s.pool.heard < len(s.log) {
@@ -457,8 +502,11 @@ func (s *simulation) signal(r *simRank, sig syscall.Signal) {
 	case r.quits == sim.Never && s.Tale != nil:
 		s.quit(r, 100*time.Millisecond, killedBy(sig))
 	case r.quits == sim.Never:
-		s.quit(r, s.Between(time.Millisecond, 300*time.Millisecond),
-			[]syscall.WaitStatus{killedBy(sig), exits(128 + int(sig)), exits(0)}[s.Rand.IntN(3)])
+		ends := []syscall.WaitStatus{killedBy(sig), exits(128 + int(sig)), exits(0)}
+		if h := r.at.host; h > 0 && s.launchers[0].s.hosts[h-1].leaves {
+			ends = ends[:2] // who leaves without an error is not replaced
+		}
+		s.quit(r, s.Between(time.Millisecond, 300*time.Millisecond), ends[s.Rand.IntN(len(ends))])
 	}
 }
 
@@ -924,6 +972,9 @@ func (s *simulation) fault() {
 	r, h := s.ranks[s.Rand.IntN(len(s.ranks))], s.Rand.IntN(len(s.launchers))
 	what := []string{"fail", "kill", "stop", "hang", "hold", "leave", "cut", "cut>", "cut<",
 		"delay", "lose", "pause", "end", "signal", "elsewhere", "freeze", "rest"}[s.Rand.IntN(17)]
+	if s.comes != nil && s.comes.IntN(6) == 0 {
+		what = "unlist"
+	}
 	d := s.Between(0, 3*simPatience/2)
 	if strings.HasPrefix(what, "cut") && s.Rand.IntN(2) == 0 {
 		d = 0
@@ -964,6 +1015,9 @@ func (s *simulation) may(what string, r *simRank, h int, d time.Duration) bool {
 			!slices.ContainsFunc(s.ranks, idles) && s.unhurt(h, d)
 	case "signal":
 		return s.Rand.IntN(4) == 0
+	case "unlist":
+		return s.job.Elastic != nil && h > 0 && !l.gone && !l.paused && !s.hurt[h] &&
+			s.unhurt(h, d)
 	case "pause":
 		return !l.paused && !l.gone && s.Now > l.rests && (h == 0 || s.unhurt(h, d))
 	}
@@ -1051,6 +1105,14 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 		s.hurt[h] = true
 		s.Say("the launcher of host %d is killed", h+1)
 		s.vanish(l)
+	case "unlist":
+		name := s.launchers[0].s.hosts[h-1].Name
+		s.Say("host %d leaves the list for %v", h+1, d.Round(time.Millisecond))
+		s.hurt[h], s.unlisted[name] = true, true
+		s.After(d/5, func() { delete(s.unlisted, name) }) // before the job ends
+		if !s.lists {
+			s.list()
+		}
 	case "signal":
 		s.signalled = true
 		sig := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT}[s.Rand.IntN(3)]
@@ -1330,13 +1392,22 @@ func (s *simulation) event(t *testing.T, what string, args []string) {
 
 // TestSimulatedJobsEndAsTheyHaveTo: EURYALE_LAUNCH_SEED=seed runs one alone.
 func TestSimulatedJobsEndAsTheyHaveTo(t *testing.T) {
-	longest, outcomes := time.Duration(0), map[string]int{}
+	longest, outcomes, returned, there := time.Duration(0), map[string]int{}, 0, 0
 	sim.Seeds(t, "EURYALE_LAUNCH_SEED", func(seed uint64, log *strings.Builder) error {
 		s := drawn(seed, log)
 		err := s.run()
+		returned += s.returned
+		for _, r := range s.ranks {
+			if r.at.host > len(s.job.Hosts) && r.has {
+				there++
+			}
+		}
 		longest = max(longest, s.longest)
 		outcomes[fmt.Sprintf("%T", s.outcome)]++
 		return err
 	})
-	t.Logf("%v from a fault to the next step at most; %v", longest, outcomes)
+	t.Logf("%v from a fault to the next step at most; %v; %d hosts returned, and %d processes on "+
+		"them trained", longest, outcomes, returned, there)
+	require.Check(t, os.Getenv("EURYALE_LAUNCH_SEED") != "" || returned > 0 && there > 0,
+		"%d hosts returned, and %d processes on them trained", returned, there)
 }
