@@ -238,6 +238,10 @@ func (s *simulation) joins(a join) {
 	default:
 		s.returned++
 		s.step(top, joined{host: s.connect(a.Host, a.Slots), before: a.before})
+		h, _ := top.s.room()
+		if p := top.s.pool; p.homeless > 0 && h != nil && !top.gone && !top.s.settled() {
+			s.wrong = fmt.Errorf("%d processes have no host, and %s has room", p.homeless, h.Name)
+		}
 	}
 }
 
