@@ -76,7 +76,8 @@ type Participant interface {
 	Made(g *Graph) (forget func())
 	// Replay starts all recorded calls as one call of the communicator. It calls launch, which puts
 	// them on q and may also start calls of other communicators. If the communicator has ended,
-	// Replay calls [Graph.DestroyInReplay] before it waits for anything.
+	// Replay calls [Graph.DestroyInReplay] before it waits for anything. A nil Work is for one that
+	// only watches.
 	Replay(q Queue, launch func() error) (Work, error)
 }
 
@@ -217,7 +218,7 @@ func (g *Graph) replay(q Queue, all []Participant, works *works) error {
 		return g.replayer.Launch(q)
 	}
 	w, err := all[0].Replay(q, func() error { return g.replay(q, all[1:], works) })
-	if err == nil {
+	if err == nil && w != nil {
 		*works = append(*works, w)
 	}
 	return err

@@ -32,6 +32,14 @@ type JoinHooks interface {
 	Join(id uint64)
 }
 
+// recordHooks are Hooks that are told of calls in graphs.
+type recordHooks interface {
+	// Record is called before a call is recorded on its Queue. mark is then called with that queue
+	// once the call is recorded, and with each queue that is to be ordered behind the call. A nil
+	// mark is not.
+	Record(c *Call) (mark func(on Queue))
+}
+
 // Chooser is a Communicator that has several algorithms.
 type Chooser interface {
 	Communicator
@@ -70,12 +78,14 @@ type Announcer interface {
 type Announce func(c *Collective, count int, dst, src *Buffer) (id uint64)
 
 // WithHooks returns inner with hooks that are told of its calls, and of those of its parts. It owns
-// inner. Hooks are not told of calls with wrong arguments or of calls recorded in a graph.
+// inner. Hooks are not told of calls with wrong arguments. Of calls recorded in a graph they are
+// told if they have a method Record, as an observe.Recorder does.
 func WithHooks(inner Communicator, hooks Hooks) Communicator {
 	c := &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks,
 		call: Call{Comm: inner}}
 	c.announcer, _ = inner.(Announcer)
 	c.joins, _ = hooks.(JoinHooks)
+	c.records, _ = hooks.(recordHooks)
 	c.announce = c.announced // once, because it allocates
 	return c
 }
@@ -86,6 +96,8 @@ type hooked struct {
 	size  int
 	hooks Hooks
 	joins JoinHooks // hooks, nil if it has no Join
+
+	records recordHooks // hooks, nil if it has no Record
 
 	announcer Announcer  // inner, nil if it is not one
 	announce  Announce   // announced
@@ -125,12 +137,44 @@ func (c *hooked) StartChecked(q Queue, what Collective, count int, dst, src Buff
 // start is StartChecked without a copy of what.
 func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
 	if Recorded(q) {
-		return c.Pass(q, *what, count, dst, src) // runs nothing
+		return c.record(q, what, count, dst, src) // runs nothing
 	}
 	if c.announcer != nil && q == nil {
 		return c.startAnnounced(what, count, dst, src)
 	}
 	return c.startTold(q, what, count, dst, src)
+}
+
+// record is start of a call that is recorded in a graph.
+func (c *hooked) record(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
+	if c.records == nil {
+		return c.Pass(q, *what, count, dst, src)
+	}
+	call := Call{Comm: c.call.Comm, Queue: q, Bytes: max(dst.NBytes(), src.NBytes())}
+	call.Header.Set(what, 0, count, what.dtype(&dst, &src))
+	mark := c.records.Record(&call)
+	w, err := c.Pass(q, *what, count, dst, src)
+	if err != nil || mark == nil {
+		return w, err
+	}
+	mark(q)
+	end, err := q.Record() // behind the mark, which must be joined, too
+	if err != nil {
+		return nil, err
+	}
+	return markedWork{RecordedWork(end), mark}, nil
+}
+
+// markedWork is a call that is recorded, and marked.
+type markedWork struct {
+	Work
+	mark func(on Queue)
+}
+
+// Wait implements [Work].
+func (w markedWork) Wait(q Queue) error {
+	w.mark(q)
+	return w.Work.Wait(q)
 }
 
 // startTold is start of a call that hooks are told of beforehand.

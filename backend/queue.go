@@ -64,7 +64,8 @@ type TimedQueue interface {
 	// it before the device.
 	NewTimedEvent() (TimedEvent, error)
 	// RecordTimed moves e to the point after everything started on the queue so far, as Record
-	// does; e forgets its earlier point. It costs the queue more than Record.
+	// does; e forgets its earlier point. It costs the queue more than Record. If the queue is being
+	// recorded, each replay of the graph moves e.
 	RecordTimed(e TimedEvent) error
 }
 

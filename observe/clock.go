@@ -33,10 +33,16 @@ type timedPart struct {
 // rank are comparable to within half a microsecond, and with the host's clock to within some ten
 // microseconds. On devices without a clock a part gets the times at which it was started. Call
 // TimeParts before the first call, while the device is idle, and Close before the device is closed.
+//
+// It also records when the device runs calls that are then recorded in graphs: each costs a replay
+// three nodes. These have the group's name with the number of the graph.
 func (r *Recorder) TimeParts(d backend.Device, n int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.resize(r.keeps + n)
+	if r.clock != nil {
+		return nil
+	}
 	q, err := d.NewQueue()
 	if err != nil {
 		return err
@@ -109,8 +115,11 @@ func (r *Recorder) finish(p *timedPart, err error) bool {
 }
 
 // reusePart makes the events of a part reusable.
-func (c *clock) reusePart(p *timedPart) {
-	for _, e := range []*backend.TimedEvent{&p.start, &p.end} {
+func (c *clock) reusePart(p *timedPart) { c.reuse(&p.start, &p.end) }
+
+// reuse makes events reusable.
+func (c *clock) reuse(events ...*backend.TimedEvent) {
+	for _, e := range events {
 		if *e != nil {
 			c.idle, *e = append(c.idle, *e), nil
 		}
@@ -164,6 +173,10 @@ func (r *Recorder) Close() error {
 			c.reusePart(p)
 		}
 	}
+	for _, p := range r.graphs {
+		c.reuse(p.events()...)
+	}
+	r.graphs = nil
 	var errs []error
 	for _, e := range append(c.idle, c.origin) {
 		errs = append(errs, e.Close())

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -26,6 +27,11 @@ type Recorder struct {
 
 	rank   int // of the outermost group
 	totals totals
+
+	graphs   []*replays
+	recorded int           // graphs so far
+	self     *inGraph      // for whom the recorder takes part in graphs
+	computed time.Duration // see takeComputed
 }
 
 var _ backend.JoinHooks = (*Recorder)(nil)
@@ -68,22 +74,32 @@ const ahead = 16
 // Start implements [backend.Hooks].
 func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	r.mu.Lock()
-	if r.place%ahead == 0 {
-		r.clear(r.records[r.place : r.place+ahead])
-	}
-	this := &r.records[r.place]
+	this := r.fresh()
 	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
 	this.part = r.beginPart(c)
 	this.start = r.ticks.now()
 	// last: it was just written in pieces, and a copy must wait until these are in the cache
 	this.header = c.Header
+	id = r.next
+	r.advance()
+	r.mu.Unlock() // not deferred, as in End: a defer takes 2 ns
+	return id
+}
+
+// fresh returns the next record, which is clear. mu is held.
+func (r *Recorder) fresh() *record {
+	if r.place%ahead == 0 {
+		r.clear(r.records[r.place : r.place+ahead])
+	}
+	return &r.records[r.place]
+}
+
+// advance counts the record that fresh has returned. mu is held.
+func (r *Recorder) advance() {
 	if r.place++; r.place == len(r.records) {
 		r.place = 0
 	}
-	id = r.next
 	r.next++
-	r.mu.Unlock() // not deferred, as in End: a defer takes 2 ns
-	return id
 }
 
 // clear makes records ready for use. mu is held.
@@ -106,7 +122,7 @@ func (r *Recorder) End(id uint64, err error) {
 		this := r.record(id)
 		this.err, this.work = err, nil
 		if r.totals.kinds != nil {
-			r.totals.add(this, now)
+			r.totals.add(this, now-cmp.Or(this.joined, this.start))
 		}
 		if !r.finish(this.part, err) {
 			this.end = now
@@ -160,6 +176,7 @@ func (r *Recorder) Dropped() uint64 {
 // poll ends the calls and parts that have ended but that nobody has joined.
 func (r *Recorder) poll() {
 	r.readParts()
+	r.readReplays()
 	for _, w := range r.unfinished() {
 		if w.Done() {
 			_ = w.Join(context.Background()) // which calls End with the error

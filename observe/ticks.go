@@ -76,5 +76,13 @@ func (t *ticks) scale() scale {
 // scale is the number of nanoseconds in a tick.
 type scale float64
 
+// stamps returns a length of time in ticks.
+func (n scale) stamps(d time.Duration) stamp {
+	if n == 0 { // no time has passed since the epoch
+		return 0
+	}
+	return stamp(float64(d) / float64(n))
+}
+
 // since returns the time from the epoch to s.
 func (n scale) since(s stamp) time.Duration { return time.Duration(float64(s) * float64(n)) }

@@ -1,7 +1,6 @@
 package observe
 
 import (
-	"cmp"
 	"sync/atomic"
 	"time"
 
@@ -60,8 +59,8 @@ func (r *Recorder) Join(id uint64) {
 	}
 }
 
-// add counts a call that has ended now. Parts are counted with their calls.
-func (t *totals) add(this *record, now stamp) {
+// add counts a call that has ended. Parts are counted with their calls.
+func (t *totals) add(this *record, exposed stamp) {
 	if this.part != nil {
 		return
 	}
@@ -85,7 +84,6 @@ func (t *totals) add(this *record, now stamp) {
 		c = &counted{kind: kind}
 		t.kinds[kind], t.all = c, append(t.all, c)
 	}
-	exposed := now - cmp.Or(this.joined, this.start)
 	c.calls.Add(1)
 	c.bytes.Add(int64(this.bytes))
 	c.exposed.Add(int64(exposed))

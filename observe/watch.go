@@ -168,6 +168,9 @@ func (w *Watch) Start(d backend.Device) {
 	if w.world.Awaited != nil {
 		w.world.Awaited.Count()
 	}
+	if d != nil {
+		_ = w.recorder.TimeParts(d, 0) // without a clock, graphs are not looked into
+	}
 	w.gpu = openGPU(d)
 	w.notes, w.over = straggler.Open(w.gpu.throttled), make(chan struct{})
 	asked := make(chan os.Signal, 1)
@@ -254,6 +257,8 @@ func (w *Watch) Begin() {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.recorder.readReplays()
+	w.recorder.takeComputed()
 	w.notes.Reset()
 	w.tick = w.recorder.ticks.scale()
 	w.await()
@@ -294,6 +299,8 @@ func (w *Watch) Sample() []float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mine = straggler.Sample{Process: w.process}
+	w.recorder.readReplays()
+	w.notes.Note(straggler.Device, w.recorder.takeComputed())
 	if !w.began.IsZero() {
 		w.mine.Time = time.Since(w.began)
 		w.mine.Exposed = min(w.tick.since(w.recorder.exposed()-w.exposed), w.mine.Time)

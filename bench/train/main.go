@@ -48,7 +48,8 @@
 // how long the training waits for a SaveAsync, and for a Save.
 //
 // --observe lateness,trace,metrics measures what it costs a step to observe a training: a job that
-// is observed takes turns with one that is not, and metrics are scraped once in a round. ratio is
+// is observed takes turns with one that is not, and metrics are scraped once in a round. With -n 2
+// there are exchanges in the steps, of which a GPU notes the times. ratio is
 // the median of the ratios of rounds. With nothing, both are the same, and ratio shows the noise:
 //
 //	{"mode":"observe lateness,trace,metrics","model":"gpt2","off_us":33431.5,"precision":"bf16",

@@ -172,12 +172,14 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 
 // All that observes a training is on in one of two jobs.
 func TestObservingIsMeasured(t *testing.T) {
-	var out strings.Builder
-	require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2",
-		"--observe", strings.Join(watchers, ",")}))
-	var r struct{ Ratio float64 }
-	err := json.Unmarshal([]byte(out.String()), &r)
-	require.Check(t, err == nil && !(r.Ratio <= 0), "the result is %s, %v", out.String(), err)
+	for _, ranks := range []string{"1", "2"} {
+		var out strings.Builder
+		require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2",
+			"-n", ranks, "--observe", strings.Join(watchers, ",")}))
+		var r struct{ Ratio float64 }
+		err := json.Unmarshal([]byte(out.String()), &r)
+		require.Check(t, err == nil && !(r.Ratio <= 0), "the result is %s, %v", out.String(), err)
+	}
 }
 
 // Nothing of a small model of each kind runs on the host, and its loss falls.
@@ -230,7 +232,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
 		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"},
 		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"},
-		{"--observe", "all"}, {"--observe", "trace", "-n", "2"},
+		{"--observe", "all"}, {"--observe", "metrics", "-n", "2"},
 		{"--layers", "-1"}, {"--batch", "-1"}, {"--wire", "bf16"}, {"--wire", "f32", "-n", "2"}} {
 		_, err := parse(args)
 		require.Check(t, err != nil, "%q is no error", args)

@@ -33,9 +33,13 @@ var watchers = []string{"lateness", "trace", "metrics"}
 // checkWatch returns why this cannot be observed.
 func (o options) checkWatch() error {
 	for _, what := range o.watch {
-		if !slices.Contains(append(watchers, "nothing"), what) || o.ranks > 1 {
-			return fmt.Errorf("--observe wants nothing or some of %v, and one rank", watchers)
+		if !slices.Contains(append(watchers, "nothing"), what) {
+			return fmt.Errorf("--observe wants nothing or some of %v", watchers)
 		}
+	}
+	if o.ranks > 1 && slices.Contains(o.watch, "metrics") && !slices.Contains(o.watch, "lateness") {
+		return errors.New("--observe metrics of several ranks wants lateness, too: rank 0 alone " +
+			"serves metrics")
 	}
 	return nil
 }
@@ -46,7 +50,8 @@ type observed struct {
 	loss    *gorgonia.Node
 	comm    backend.Communicator
 	steps   int
-	metrics string // the address that is scraped once in a round, "" for none
+	metrics string            // the address that is scraped once in a round, "" for none
+	others  []chan<- struct{} // of rank 0: has another rank do a round, too
 }
 
 // observe takes turns between a training that is observed and one that is not, in one process.
@@ -71,10 +76,21 @@ func (o options) observe(w io.Writer, name string, m model, p vm.Precision) erro
 	})
 }
 
-// session runs f with a machine of a job of one rank.
+// session runs f on rank 0 of a job. The other ranks do the rounds that it does.
 func (o options) session(m model, p vm.Precision, f func(t *observed) error) error {
-	return euryale.Run(context.Background(), 1, func(comm backend.Communicator,
+	rounds := make([]chan struct{}, o.ranks)
+	for r := range rounds {
+		rounds[r] = make(chan struct{}, 1)
+	}
+	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
 		build sync.Locker) (err error) {
+		if comm.Rank() == 0 {
+			defer func() {
+				for _, c := range rounds {
+					close(c)
+				}
+			}()
+		}
 		on := rank{comm: comm, build: build, memory: o.memory}
 		if on.device, err = o.deviceOf(comm); err != nil {
 			return err
@@ -82,6 +98,16 @@ func (o options) session(m model, p vm.Precision, f func(t *observed) error) err
 		t := &observed{comm: comm, steps: o.steps}
 		if t.machine, t.loss, err = m.machine(p, on); err != nil {
 			return err
+		}
+		if comm.Rank() > 0 {
+			for range rounds[comm.Rank()] {
+				_, failed := t.round()
+				err = errors.Join(err, failed)
+			}
+			return errors.Join(err, t.machine.Close())
+		}
+		for _, c := range rounds[1:] {
+			t.others = append(t.others, c)
 		}
 		return errors.Join(f(t), t.machine.Close())
 	}, o.backends()...)
@@ -121,6 +147,9 @@ func (o options) turns(w io.Writer, name string, p vm.Precision, off, on *observ
 
 // round returns the time of a step, in microseconds.
 func (t *observed) round() (float64, error) {
+	for _, c := range t.others {
+		c <- struct{}{}
+	}
 	scraped := make(chan error, 1)
 	begin := time.Now()
 	go func() { scraped <- scrape(t.metrics) }()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -123,4 +124,41 @@ func forkOnly(q, side *Queue, x backend.Buffer) error {
 		return err
 	}
 	return errors.Join(side.Wait(e), side.Zero(x))
+}
+
+// A time that is noted in a graph is that of the last replay.
+func TestGPUGraphsNoteTimes(t *testing.T) {
+	d := openDevice(t, 0)
+	q, side := newQueueOf(t, d), newQueueOf(t, d)
+	x := allocate(t, d, 32<<20)
+	var at [3]backend.TimedEvent
+	for i := range at {
+		at[i] = must[backend.TimedEvent](t)(q.NewTimedEvent())
+		defer func() { ok(t, at[i].Close()) }()
+	}
+	g := must[*backend.Graph](t)(q.Capture(func() error {
+		err := q.RecordTimed(at[1])
+		fork, failed := q.Record()
+		err = errors.Join(err, failed, side.Wait(fork), side.arithmetic.Zero(x),
+			side.RecordTimed(at[2]))
+		join, failed := side.Record()
+		return errors.Join(err, failed, q.Wait(join))
+	}))
+	for range 3 {
+		ok(t, q.RecordTimed(at[0]))
+		w := must[backend.Work](t)(g.Launch(nil))
+		ok(t, w.Join(context.Background()))
+		var since [3]time.Duration
+		for i := 1; i < len(at); i++ {
+			var happened bool
+			var err error
+			since[i], happened, err = at[i].Elapsed(at[0])
+			require.Check(t, happened && err == nil, "event %d: %v, %v", i, happened, err)
+		}
+		if since[1] < 0 || since[2] <= since[1] || since[2] > time.Second {
+			t.Errorf("the times are %v", since)
+		}
+		time.Sleep(10 * time.Millisecond) // by which those of the replay before would be wrong
+	}
+	ok(t, g.Close())
 }

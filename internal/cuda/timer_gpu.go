@@ -2,10 +2,22 @@
 
 package cuda
 
+/*
+#include <cuda.h>
+
+// Makes the record of an event a node of the graph that a stream is recorded into.
+static CUresult euryale_record_node(CUevent event, uintptr_t stream)
+{
+	return cuEventRecordWithFlags(event, (CUstream)stream, CU_EVENT_RECORD_EXTERNAL);
+}
+*/
+import "C"
+
 import (
 	"errors"
 	"fmt"
 	"time"
+	"unsafe"
 
 	"gorgonia.org/cu"
 
@@ -42,7 +54,14 @@ func (q *Queue) RecordTimed(s backend.TimedEvent) error {
 	if err != nil {
 		return err
 	}
-	return q.device.on("record a time", func() error { return own.event.Record(q.stream) })
+	if q.recording.Load() == nil {
+		return q.device.on("record a time", func() error { return own.event.Record(q.stream) })
+	}
+	q.launcher.Separate() // what comes next is behind no kernel
+	return q.device.on("record a time in a graph", func() error {
+		return result(C.euryale_record_node(*(*C.CUevent)(unsafe.Pointer(&own.event)),
+			C.uintptr_t(q.Stream())))
+	})
 }
 
 // timedEvent refuses those of other devices.

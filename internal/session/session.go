@@ -103,6 +103,9 @@ func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.B
 		return nil, errors.Join(err, recorder.Close(), CloseBackends(own), file.discard())
 	}
 	hooks := &survival{Recorder: recorder}
+	if file != nil {
+		_ = recorder.TimeParts(comm.Device(), 0) // without a clock, graphs are not looked into
+	}
 	comm = backend.WithHooks(comm, hooks)
 	unwatch, err := lastCallsOnQuit(recorder)
 	if err != nil {

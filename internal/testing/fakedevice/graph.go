@@ -134,6 +134,20 @@ func (q *queue) Wait(e backend.Event) error {
 	return nil
 }
 
+// NewTimedEvent implements [backend.TimedQueue]. The default queue runs on its caller, and has none.
+func (q *queue) NewTimedEvent() (backend.TimedEvent, error) {
+	timed, ok := q.Queue.(backend.TimedQueue)
+	if !ok {
+		return nil, fmt.Errorf("fakedevice: %w: times of the default queue", backend.ErrUnsupported)
+	}
+	return timed.NewTimedEvent()
+}
+
+// RecordTimed implements [backend.TimedQueue].
+func (q *queue) RecordTimed(e backend.TimedEvent) error {
+	return q.start(func(on backend.Queue) error { return on.(backend.TimedQueue).RecordTimed(e) })
+}
+
 // start starts work on the queue, or records it.
 func (q *queue) start(run func(on backend.Queue) error) error {
 	if r := q.recording.Load(); r != nil {

@@ -19,6 +19,7 @@ const (
 	PageFaults
 	Loader        // it waited for samples
 	HostOperation // of a graph, by its Do
+	Device        // it took longer to compute
 	Computation   // none of those, and it used the processor
 	Waiting       // none of those, and it did not
 	Causes        // how many there are
@@ -28,7 +29,7 @@ const (
 const Noted = int(Computation)
 
 var names = [Causes]string{"stopped", "cgroup_throttling", "clock_throttling", "cpu_contention",
-	"garbage_collection", "page_faults", "loader", "host_operation", "computation", "waiting"}
+	"garbage_collection", "page_faults", "loader", "host_operation", "device", "computation", "waiting"}
 
 // String returns the name of the cause in metrics: "garbage_collection".
 func (c Cause) String() string { return names[c] }
@@ -46,6 +47,8 @@ var advice = [Causes]string{
 	Loader:            "it waited for samples; raise fit.Prefetch, or make Set.Read faster",
 	HostOperation: "operations of its graph that run by their Do; docs/ops.md lists those that " +
 		"a plan runs itself",
+	Device: "its GPU computed for longer; compare its samples, its clock (nvidia-smi -q -d " +
+		"CLOCK,PERFORMANCE) and what else runs there",
 	Computation: "it computed for longer; compare its samples and its cores with other ranks'",
 	Waiting: "it waited outside of collectives without computing; look for files, locks and " +
 		"the network in its stacks (Ctrl-\\)",

@@ -386,6 +386,18 @@ DRIVER cuEventRecord(Event *e, Stream *s) {
 		e->changed.notify_all();
 	});
 }
+// With a flag, the record of an event is a node of the capture, and each replay records it.
+DRIVER cuEventRecordWithFlags(Event *e, Stream *s, unsigned external) {
+	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
+	if (!s->capture || !external)
+		return cuEventRecord(e, s);
+	return s->start([=] {
+		std::lock_guard<std::mutex> held(e->lock);
+		e->happened = ++e->recorded;
+		e->when = std::chrono::steady_clock::now();
+		e->changed.notify_all();
+	});
+}
 DRIVER cuEventQuery(Event *e) {
 	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
 	if (e->capture)

@@ -1,0 +1,19 @@
+//go:build gpu
+
+package vm_test
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+)
+
+// TestALateRankOfRecordedStepsIsNamedOnGPU is TestALateRankOfRecordedStepsIsNamed on two GPUs, where
+// one computes for some 20 ms more.
+func TestALateRankOfRecordedStepsIsNamedOnGPU(t *testing.T) {
+	rows := 4096
+	if testenv.GPUs.Sampled() { // by the host
+		rows = 256
+	}
+	lateRankIsNamed(t, testenv.GPUs, rows)
+}
