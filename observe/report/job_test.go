@@ -23,6 +23,8 @@ type truth struct {
 	notedLate func(rank, call int) int64
 	oneShot   bool
 	named     string // the traces, "trace" without
+	bytes     int    // of a bucket, 4000 of each rank if 0
+	slow      string // a bucket that takes five times as long
 	epoch     int    // after so many steps seven calls more, and buckets have numbers; 0: neither
 }
 
@@ -44,7 +46,10 @@ func (j truth) write(t *testing.T, dir string) {
 	seq, at := 0, epochStart
 	meet := func(kind, call string, queue, nbytes int, delay func(r int) int64) {
 		seq++
-		last := int64(0)
+		last, transfer := int64(0), int64(transfer)
+		if j.slow != "" && strings.Contains(call, j.slow) {
+			transfer *= 5
+		}
 		for r := range j.ranks {
 			last = max(last, at+delay(r))
 		}
@@ -81,7 +86,7 @@ func (j truth) write(t *testing.T, dir string) {
 			if j.epoch > 0 {
 				call += fmt.Sprintf(", bucket %d #751e874f", b)
 			}
-			meet("allreduce", call+")", 1, 4000*j.ranks, delay)
+			meet("allreduce", call+")", 1, cmp.Or(j.bytes, 4000*j.ranks), delay)
 			at += between
 		}
 		meet("allgather", "autograd.Sum: allgather of 24 u8 (call %d)", 0, 24*j.ranks, none)

@@ -32,6 +32,7 @@ type page struct {
 	Charts   []chart      `json:"charts"`
 	Some     []*trainStep `json:"steps"`
 	Ranks    []rankLine   `json:"perRank"`
+	Calls    []callLine   `json:"perCall"`
 	Matrix   [][]int64    `json:"matrix"`
 	Attempts []*attempt   `json:"attempts"`
 	Remarks  []string     `json:"remarks"`
@@ -83,7 +84,7 @@ func (j *Job) page() *page {
 	p.Some, p.Charts = thinned(p.Steps, mostLate/max(p.Size, 1)), j.charts()
 	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
 	if p.Usual != nil {
-		p.Ranks = j.ranks(p.Steps, p.Matrix)
+		p.Ranks, p.Calls = j.ranks(p.Steps, p.Matrix), exchanges(j.traces)
 		p.timelines()
 	}
 	if p.Size < 2 || p.Size > mostRanks {

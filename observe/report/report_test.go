@@ -106,6 +106,29 @@ func TestSlowStepsNameTheLateRank(t *testing.T) {
 		"slow steps are %v, the usual one is %+v", numbers, usual)
 }
 
+// TestASlowBucketIsNamed: by its rate beside those of others, whoever is late.
+func TestASlowBucketIsNamed(t *testing.T) {
+	for slow, late := range map[string]int64{"": 3_000_000, " w3,": 0, " w0,": 3_000_000} {
+		dir := t.TempDir()
+		truth{ranks: 4, steps: 20, buckets: 5, bytes: 2 << 20, slow: slow,
+			ahead: func(int, int64) int64 { return 0 },
+			delayed: func(rank, _ int) int64 { return late * int64(rank/3) }}.write(t, dir)
+		text := pageOf(t, read(t, dir))
+		var got []string
+		for i, c := range figures(t, text).Calls {
+			millis := 0.1
+			if c.Slow {
+				got, millis = append(got, c.What), 0.5
+				require.Check(t, i == 0, "%q is in line %d", c.What, i)
+			}
+			require.Check(t, c.Millis == millis, "%q takes %v ms, want %v", c.What, c.Millis, millis)
+		}
+		require.Check(t, len(got) == strings.Count(slow, "w") && (slow == "" ||
+			strings.Contains(got[0], slow)), "slow are %q, want %q", got, slow)
+		require.Equal(t, "the page names it", strings.Contains(text, "<p>Slow: "), slow != "")
+	}
+}
+
 func TestCSVGivesTheSameCurvesAsJSONLines(t *testing.T) {
 	var curves [2]map[string][][2]float64
 	for i, file := range []struct{ name, text string }{
