@@ -16,7 +16,7 @@ type replays struct {
 	of                  *inGraph
 	number              int // of the graphs of the rank, from 1
 	calls               []*inReplay
-	comms               map[backend.Communicator]backend.Communicator // with the graph in their names
+	comms               map[backend.Communicator]*inGraph
 
 	count      uint64             // replays
 	begin, end backend.TimedEvent // before and after a replay
@@ -75,7 +75,7 @@ func (r *Recorder) Record(c *backend.Call) (mark func(on backend.Queue)) {
 func (r *Recorder) newReplays() backend.Participant {
 	r.recorded++
 	p := &replays{recorder: r, of: r.self, number: r.recorded,
-		comms: map[backend.Communicator]backend.Communicator{}}
+		comms: map[backend.Communicator]*inGraph{}}
 	r.graphs = append(r.graphs, p)
 	return p
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
-// TestALateRankOfRecordedStepsIsNamedOnGPU is TestALateRankOfRecordedStepsIsNamed on two GPUs, where
-// one computes for some 20 ms more.
+// TestALateRankOfRecordedStepsIsNamedOnGPU is TestALateRankOfRecordedStepsIsNamed on two GPUs, of
+// which one computes for some 20 ms more.
 func TestALateRankOfRecordedStepsIsNamedOnGPU(t *testing.T) {
 	rows := 4096
 	if testenv.GPUs.Sampled() { // by the host

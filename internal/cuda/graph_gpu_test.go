@@ -126,7 +126,7 @@ func forkOnly(q, side *Queue, x backend.Buffer) error {
 	return errors.Join(side.Wait(e), side.Zero(x))
 }
 
-// A time that is noted in a graph is that of the last replay.
+// Each replay of a graph notes its times anew.
 func TestGPUGraphsNoteTimes(t *testing.T) {
 	d := openDevice(t, 0)
 	q, side := newQueueOf(t, d), newQueueOf(t, d)

@@ -121,7 +121,7 @@ func TestASlowBucketIsNamed(t *testing.T) {
 				got, millis = append(got, c.What), 0.5
 				require.Check(t, i == 0, "%q is in line %d", c.What, i)
 			}
-			require.Check(t, c.Millis == millis, "%q takes %v ms, want %v", c.What, c.Millis, millis)
+			require.Equal(t, "milliseconds of "+c.What, c.Millis, millis)
 		}
 		require.Check(t, len(got) == strings.Count(slow, "w") && (slow == "" ||
 			strings.Contains(got[0], slow)), "slow are %q, want %q", got, slow)

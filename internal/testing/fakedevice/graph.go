@@ -134,7 +134,7 @@ func (q *queue) Wait(e backend.Event) error {
 	return nil
 }
 
-// NewTimedEvent implements [backend.TimedQueue]. The default queue runs on its caller, and has none.
+// NewTimedEvent implements [backend.TimedQueue]. The default queue has no times.
 func (q *queue) NewTimedEvent() (backend.TimedEvent, error) {
 	timed, ok := q.Queue.(backend.TimedQueue)
 	if !ok {

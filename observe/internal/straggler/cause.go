@@ -29,7 +29,8 @@ const (
 const Noted = int(Computation)
 
 var names = [Causes]string{"stopped", "cgroup_throttling", "clock_throttling", "cpu_contention",
-	"garbage_collection", "page_faults", "loader", "host_operation", "device", "computation", "waiting"}
+	"garbage_collection", "page_faults", "loader", "host_operation", "device", "computation",
+	"waiting"}
 
 // String returns the name of the cause in metrics: "garbage_collection".
 func (c Cause) String() string { return names[c] }
