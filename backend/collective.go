@@ -272,8 +272,9 @@ func (k Kind) String() string {
 
 // ParseKind is the inverse of String.
 func ParseKind(name string) (Kind, error) {
+	plain := strings.NewReplacer("-", "", "_", "").Replace(name)
 	for _, k := range Kinds() {
-		if table[k].name == name {
+		if table[k].name == plain {
 			return k, nil
 		}
 	}

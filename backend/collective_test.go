@@ -341,6 +341,11 @@ func TestNamesCanBeParsed(t *testing.T) {
 		got, err := backend.ParseDType(d.String())
 		require.Check(t, got == d && err == nil, "ParseDType(%q) = %v, %v", d, got, err)
 	}
+	for name, want := range map[string]backend.Kind{"all-reduce": backend.AllReduce,
+		"reduce_scatter": backend.ReduceScatter} { // as others spell them
+		got, err := backend.ParseKind(name)
+		require.Check(t, got == want && err == nil, "ParseKind(%q) = %v, %v", name, got, err)
+	}
 	_, kindErr := backend.ParseKind("allmost")
 	_, opErr := backend.ParseReduceOp("median")
 	_, dtypeErr := backend.ParseDType("f8")

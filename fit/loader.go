@@ -1,8 +1,10 @@
 package fit
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -67,39 +69,101 @@ func (d Data) checkIncomplete(m *vm.Machine, comm backend.Communicator, n, batch
 	return err
 }
 
+// compared is into how many parts a table is divided, of which ranks compare the contents. So many
+// samples are read for that at most, and so many numbers: a few milliseconds.
+const (
+	compared        = 16
+	comparedSamples = 1 << 16
+	comparedNumbers = 1 << 20
+)
+
+// some yields the samples of a table that are looked at before a training: all, or as many at equal
+// distances.
+func (d Data) some(columns int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		n := d.Set.Len()
+		most := min(comparedSamples, max(comparedNumbers/(columns+1), compared))
+		for i, every := 0, (n+most-1)/most; i < n && yield(i); i += every {
+		}
+	}
+}
+
 // same returns an error on all ranks if they have been given other samples, of which each would
-// read its part. It compares the first one, where that can be read and is the same each time.
+// read its part. It compares the first one, where that can be read and is the same each time, and
+// of a table most.
 func (d Data) same(comm backend.Communicator) error {
 	if comm.Size() == 1 {
 		return nil
 	}
-	read := func() uint64 {
-		row, h := slices.Clone(newBatch(d.Inputs, len(d.Inputs)).rows[0]), fnv.New64a()
-		if d.Set.Read(0, row) != nil { // who needs it says so
+	row := newBatch(d.Inputs, len(d.Inputs)).rows[0]
+	var text []byte
+	read := func(i int, before uint64) uint64 {
+		h := fnv.New64a()
+		if d.Set.Read(i, slices.Clone(row)) != nil { // who needs it says so
 			return 0
 		}
-		fmt.Fprint(h, row)
-		return h.Sum64() >> 12 // which a float64 holds
+		text = numbersOf(binary.LittleEndian.AppendUint64(text[:0], before), row)
+		h.Write(text)
+		return h.Sum64()
 	}
-	mine := read()
+	var parts [1 + compared]uint64
+	parts[0] = read(0, 0)
 	for range 15 { // a mirrored picture, say, is often the same twice
-		if mine != 0 && mine != read() {
-			mine = 0
+		if parts[0] != 0 && parts[0] != read(0, 0) {
+			parts[0] = 0
 		}
 	}
-	all, err := autograd.Gather(comm, float64(mine))
-	known := -1
-	for r := 0; r < len(all) && err == nil; r++ {
-		if all[r][0] == 0 {
-			continue
+	n := d.Set.Len()
+	if columns := len(d.mapping().Columns); columns > 0 && parts[0] != 0 {
+		for i := range d.some(columns) {
+			part := &parts[1+i*compared/n]
+			*part = read(i, *part)
 		}
-		if known >= 0 && all[r][0] != all[known][0] {
-			err = refused("the first sample of rank %d is not that of rank %d: give all ranks all "+
-				"samples, of which each reads its part", r, known)
-		}
-		known = max(known, r)
+	}
+	sums := []float64{}
+	for _, part := range parts {
+		sums = append(sums, float64(part>>12)) // which a float64 holds
+	}
+	all, err := autograd.Gather(comm, append(sums, float64(n))...)
+	for r := 1; r < len(all) && err == nil; r++ {
+		err = different(all, r)
 	}
 	return err
+}
+
+// different returns an error if a rank has other samples than one before it.
+func different(all [][]float64, r int) error {
+	const length = 1 + compared
+	for part, sum := range all[r][:length] {
+		of := slices.IndexFunc(all[:r], func(one []float64) bool {
+			return one[part] != 0 && one[length] == all[r][length]
+		})
+		if sum == 0 || of < 0 || all[of][part] == sum {
+			continue
+		}
+		which := "the first sample"
+		if n := int(all[r][length]); part > 0 {
+			which = fmt.Sprintf("a sample from %d to %d", ((part-1)*n+compared-1)/compared,
+				(part*n-1)/compared)
+		}
+		return refused("%s of rank %d is not that of rank %d: give all ranks the same files, of "+
+			"which each reads its part", which, r, of)
+	}
+	return nil
+}
+
+// numbersOf appends the elements of a sample.
+func numbersOf(text []byte, row []any) []byte {
+	for _, x := range row {
+		if ints, ok := x.([]int); ok { // of no fixed size
+			for _, k := range ints {
+				text = binary.LittleEndian.AppendUint64(text, uint64(k))
+			}
+		} else if more, err := binary.Append(text, binary.LittleEndian, x); err == nil {
+			text = more
+		}
+	}
+	return text
 }
 
 // load starts goroutines that fill batches for jobs, in their order.

@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"math"
+	"path"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -31,6 +34,7 @@ type trainer struct {
 	validation                       *evaluation // nil for none
 	onStep                           []func(s StepLoss) error
 	onEpoch                          []func(e Epoch) error
+	says                             []io.Writer // of Progress
 	logs                             []log
 	trackers                         []tracker
 	plateau                          plateau
@@ -102,9 +106,9 @@ func (t *trainer) prepare() (err error) {
 	if err == nil {
 		err = t.checkSamples()
 	}
-	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
+	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints in %q each %d, the best by %q\n"+
 		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
-		t.dir != "", t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
+		path.Base(filepath.ToSlash(t.dir)), t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
 	if t.rate != nil {
 		text += fmt.Sprintf("the rate of fit.Schedule begins with %v\n", t.rate(0))
 	}
@@ -287,7 +291,7 @@ func (t *trainer) begin() error {
 	if err := t.name(); err != nil {
 		return err
 	}
-	if err := t.tryFiles(); err != nil {
+	if err := errors.Join(t.tryFiles(), t.sayColumns()); err != nil {
 		return err
 	}
 	return t.dp.Check() // before ranks train models of their own
@@ -319,7 +323,10 @@ func (t *trainer) again() error {
 	if t.past.Name != "" { // a server that was away may lack the end
 		opened = t.openTrackers(t.past.Steps + 1)
 	}
-	return autograd.Agree(t.comm, "", errors.Join(t.hooked, t.writeLogs(), opened))
+	said := t.say("fit: the training in %s is already finished, at step %d, in epoch %d: give "+
+		"more epochs, or delete the directory to begin again", t.dir, t.past.Steps,
+		len(t.past.Epochs))
+	return autograd.Agree(t.comm, "", errors.Join(t.hooked, said, t.writeLogs(), opened))
 }
 
 // endBest restores the best epoch if that is wanted. It returns an error if an epoch was to be

@@ -1,14 +1,19 @@
 package fit_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
@@ -17,6 +22,66 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
+
+// TestTablesThatDifferBetweenRanksAreRefused, wherever they do, and others are not.
+func TestTablesThatDifferBetweenRanksAreRefused(t *testing.T) {
+	for at, want := range map[int]string{-1: "", 0: "the first sample of rank 1 is not that of rank 0",
+		47: "a sample from 45 to 47 of rank 1 is not that of rank 0: give all ranks the same files"} {
+		dir := t.TempDir()
+		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+			text := "x0,x1,y\n"
+			for i := range 48 {
+				text += fmt.Sprintf("%d,%d,1\n", i%3, map[bool]int{true: comm.Rank()}[i == at])
+			}
+			path := filepath.Join(dir, fmt.Sprint(comm.Rank(), ".csv"))
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				return err
+			}
+			s, _, err := data.CSV(path, "y")
+			if err == nil {
+				_, _, err = fitLinear(t.Context(), comm, build, 4, s, nil)
+			}
+			return err
+		})
+		if want == "" {
+			require.NoError(t, err)
+		} else {
+			require.Fails(t, fmt.Sprint("sample ", at), err, backend.ErrArgument, want)
+		}
+	}
+}
+
+// TestProgressSaysWhatANewcomerMustKnow: which columns should be scaled, and why a training that
+// is started again does nothing.
+func TestProgressSaysWhatANewcomerMustKnow(t *testing.T) {
+	path, kept := filepath.Join(t.TempDir(), "a.csv"), filepath.Join(t.TempDir(), "kept")
+	require.NoError(t, os.WriteFile(path, []byte("age,income,y\n20,5000,1\n30,1000,0\n"), 0o600))
+	train := func(epochs int, scale bool) string {
+		var out strings.Builder
+		s, _, err := data.CSV(path, "y")
+		require.NoError(t, err)
+		if scale {
+			s = require.Value(data.Standardize(s))(t)
+		}
+		_, _, err = fitLinear(t.Context(), autograd.Solo(), &sync.Mutex{}, 2, s, nil,
+			fit.Epochs(epochs), fit.Progress(&out), fit.Checkpoint(kept, 0))
+		if scale {
+			require.NoError(t, err)
+		}
+		return out.String()
+	}
+	says := func(got string, want ...string) {
+		t.Helper()
+		for _, part := range want {
+			require.Check(t, strings.Contains(got, part), "it says %q, without %q", got, part)
+		}
+		require.Equal(t, "lines of "+got, strings.Count(got, "\n"), len(want))
+	}
+	says(strings.SplitAfter(train(1, false), "\n")[0], `: "income" (5e+03): scale them by`)
+	require.NoError(t, os.RemoveAll(kept))
+	says(train(2, true), "epoch 1/2: ", "epoch 2/2: ")
+	says(train(2, true), "kept is already finished, at step 2, in epoch 2: give more epochs, or")
+}
 
 // TestTheMappingTravelsWithTheModel: a validation or a resumed training of samples whose numbers
 // stand for other things is refused; the checkpoint has the mapping for the next reader.

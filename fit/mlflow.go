@@ -91,6 +91,17 @@ func (m *mlflow) open(t *trainer, step int) error {
 		"solver": strings.TrimPrefix(fmt.Sprintf("%T", t.machine.Solver()), "*solver.")}
 	maps.Copy(own, m.params)
 	m.params = own
+	metrics := []string{"loss", "seconds"}
+	if t.validation != nil {
+		for _, one := range t.validation.metrics {
+			metrics = append(metrics, column(one.Name))
+		}
+	}
+	err := errors.Join(alike("the metrics", metrics), alike("the params",
+		slices.Sorted(maps.Keys(m.params))))
+	if err != nil {
+		return err
+	}
 	for _, e := range t.past.Epochs {
 		if e.Steps < step { // an earlier try may have kept it to itself
 			m.waiting = append(m.waiting, e.point())
@@ -119,6 +130,9 @@ func (m *mlflow) tell(p point) error {
 // close sends the rest, and how the training has ended, in a few tries. If other ranks go on it
 // sends nothing, since the next rank 0 may send the same.
 func (m *mlflow) close(status string) {
+	if m.quit == nil { // its open has failed
+		return
+	}
 	m.quit()
 	if <-m.ended; status == "" {
 		return
@@ -192,20 +206,15 @@ func (m *mlflow) send(ctx context.Context) error {
 		}
 	}
 	for {
-		batch := map[string]any{"run_id": m.run}
-		params, due := m.lacks[:min(len(m.lacks), mostParams)], []metric(nil)
+		params, due, err := m.lacks[:min(len(m.lacks), mostParams)], []metric(nil), error(nil)
 		if len(params) > 0 {
-			batch["params"] = params
+			err = logged(ctx, m, "params", params)
 		} else if due = m.due(); len(due) > 0 {
-			batch["metrics"] = due
+			err = logged(ctx, m, "metrics", due)
 		} else {
 			return nil
 		}
-		err := m.call(ctx, "runs/log-batch", batch, nil)
-		var answer *answer
-		if errors.As(err, &answer) && answer.status == http.StatusBadRequest {
-			m.say(err) // it will never take these
-		} else if err != nil {
+		if err != nil {
 			m.run = ""
 			return err
 		}
@@ -214,6 +223,38 @@ func (m *mlflow) send(ctx context.Context) error {
 			m.sent[x.Key] = x.Step
 		}
 	}
+}
+
+// logged sends metrics or params. If the server refuses them, which it does for one of them and will
+// do for ever, it gets the halves.
+func logged[T any](ctx context.Context, m *mlflow, what string, all []T) error {
+	err := m.call(ctx, "runs/log-batch", map[string]any{"run_id": m.run, what: all}, nil)
+	var answer *answer
+	if !errors.As(err, &answer) || answer.status != http.StatusBadRequest {
+		return err
+	}
+	if len(all) == 1 {
+		m.say(err)
+		return nil
+	}
+	if err := logged(ctx, m, what, all[:len(all)/2]); err != nil {
+		return err
+	}
+	return logged(ctx, m, what, all[len(all)/2:])
+}
+
+// alike returns an error if two names are one to the server.
+func alike(what string, names []string) error {
+	known := map[string]string{}
+	for _, name := range names {
+		key := illegal.ReplaceAllString(name, "_")
+		if other, ok := known[key]; ok && other != name {
+			return refused("fit.MLflow: %s %q and %q are both %q there: rename one", what, other, name,
+				key)
+		}
+		known[key] = name
+	}
+	return nil
 }
 
 // illegal are the characters that names of metrics and params may not have.

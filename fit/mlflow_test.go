@@ -1,6 +1,7 @@
 package fit_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -121,6 +122,16 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			}
 			return n <= 3
 		}, "answers 502: the training", true},
+		"a metric that it refuses": {func(_ *mlflow.Server, _ int, w http.ResponseWriter,
+			r *http.Request) bool {
+			text, err := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(text))
+			refused := err != nil || bytes.Contains(text, []byte("samples_per_second"))
+			if refused {
+				w.WriteHeader(http.StatusBadRequest)
+			}
+			return refused
+		}, "answers 400", true},
 		"lost answers": {lose, "EOF", true},
 		"a page in place of an answer": {func(_ *mlflow.Server, _ int, w http.ResponseWriter,
 			r *http.Request) bool {
@@ -201,6 +212,17 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			require.Equal(t, name, s.Runs[0].Status, "FINISHED")
 		}
 	}
+}
+
+// TestNamesThatAServerTakesForOneAreRefused, since it would have one curve of both.
+func TestNamesThatAServerTakesForOneAreRefused(t *testing.T) {
+	params := map[string]string{"width@1": "2", "width#1": "3"}
+	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+		_, _, err := fitLinear(t.Context(), comm, build, 4, points(24), nil,
+			fit.MLflow("http://127.0.0.1:1", "", params))
+		return err
+	})
+	require.Fails(t, "two params", err, `the params "width#1" and "width@1" are both "width_1" there`)
 }
 
 // BenchmarkCurves measures a step of a training of eight parameters, alone and watched.

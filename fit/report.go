@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/euryale-ml/euryale/internal/files"
 )
@@ -22,6 +24,47 @@ func (t *trainer) line(w io.Writer) func(e Epoch) error {
 		_, err := fmt.Fprintf(w, "epoch %d/%d: %v\n", e.Epoch, t.epochs, e)
 		return err
 	}
+}
+
+// say writes a line where Progress does.
+func (t *trainer) say(format string, args ...any) (err error) {
+	for i := 0; i < len(t.says) && t.comm.Rank() == 0; i++ {
+		_, failed := fmt.Fprintf(t.says[i], format+"\n", args...)
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
+// large is from which number on a column should be scaled: learnables and rates are chosen for
+// numbers around 1.
+const large = 100
+
+// sayColumns names the columns of a table that should be scaled.
+func (t *trainer) sayColumns() error {
+	m := t.data.mapping()
+	if len(t.says) == 0 || t.comm.Rank() > 0 || len(m.Columns) == 0 || len(m.Means) > 0 {
+		return nil
+	}
+	most, x := make([]float64, len(m.Columns)), make([]float64, len(m.Columns))
+	for i := range t.data.some(len(x)) {
+		if t.data.Set.Read(i, []any{x}) != nil {
+			return nil // whoever needs the sample says so
+		}
+		for c := range x {
+			most[c] = max(most[c], math.Abs(x[c]))
+		}
+	}
+	var names []string
+	for c, name := range m.Columns {
+		if most[c] >= large {
+			names = append(names, fmt.Sprintf("%q (%.3g)", name, most[c]))
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return t.say("fit: these columns have large numbers, by which trainings may learn nothing: %s: "+
+		"scale them by data.Standardize", strings.Join(names, ", "))
 }
 
 // log is a file of all epochs.

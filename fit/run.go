@@ -157,10 +157,13 @@ func OnEpoch(f func(e Epoch) error) Option {
 	return given("OnEpoch", "f", f, func(t *trainer) { t.onEpoch = append(t.onEpoch, f) })
 }
 
-// Progress writes a line for each epoch, on rank 0: "epoch 3/20: loss=0.0312 accuracy=0.9841". For
+// Progress writes a line for each epoch, on rank 0: "epoch 3/20: loss=0.0312 accuracy=0.9841". It
+// also says that a training had ended before, and that columns of a table have large numbers. For
 // a bar, use the hook of package fit/progress.
 func Progress(w io.Writer) Option {
-	return given("Progress", "w", w, func(t *trainer) { t.onEpoch = append(t.onEpoch, t.line(w)) })
+	return given("Progress", "w", w, func(t *trainer) {
+		t.onEpoch, t.says = append(t.onEpoch, t.line(w)), append(t.says, w)
+	})
 }
 
 // Log writes all epochs to a file after each epoch, on rank 0, with [JSONLines], [CSV], or the SVG

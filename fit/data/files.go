@@ -155,7 +155,7 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 		name = strings.TrimSpace(name)
 		if name == "" || slices.Contains(header[:c], name) {
 			return 0, wrong(t.path, "column %d is named %q, like another or not at all: give it "+
-				"a name, or leave it out if it numbers the lines", c+1, name)
+				"a name, or leave it out if it numbers the lines%s", c+1, name, hint(header))
 		}
 		if header[c] = name; name != label && as == nil {
 			t.columns, t.at = append(t.columns, name), append(t.at, c)
@@ -163,7 +163,8 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 	}
 	predicts := as != nil && label == ""
 	if target = slices.Index(header, label); !predicts && (target < 0 || len(header) == 1) {
-		return 0, wrong(t.path, "no column is named %q, or no other: there are %q", label, header)
+		return 0, wrong(t.path, "no column is named %q, or no other: there are %q%s", label, header,
+			hint(header))
 	}
 	if as == nil {
 		return target, nil
@@ -173,7 +174,7 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 		c := slices.Index(header, name)
 		if c < 0 || c == target {
 			return 0, wrong(t.path, "no column is named %q, as in the training, or it is the "+
-				"label: there are %q", name, header)
+				"label: there are %q%s", name, header, hint(header))
 		}
 		t.at = append(t.at, c)
 	}
@@ -181,6 +182,21 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 		return 0, wrong(t.path, "%w: the Mapping is of no table", backend.ErrArgument)
 	}
 	return target, nil
+}
+
+// hint says what is wrong with a header that has not the names that it should have.
+func hint(header []string) string {
+	for _, mark := range []string{";", "\t", "|"} {
+		if len(header) == 1 && strings.Contains(header[0], mark) {
+			return fmt.Sprintf(": the columns are separated by %q: write the file with commas", mark)
+		}
+	}
+	for _, name := range header {
+		if _, err := parse(strings.TrimSpace(name)); err == nil {
+			return ": the first line must have the names of the columns, and has numbers"
+		}
+	}
+	return ""
 }
 
 // number returns a finite number. Integers are exact.

@@ -111,7 +111,7 @@ func TestASlowBucketIsNamed(t *testing.T) {
 	for slow, late := range map[string]int64{"": 3_000_000, " w3,": 0, " w0,": 3_000_000} {
 		dir := t.TempDir()
 		truth{ranks: 4, steps: 20, buckets: 5, bytes: 2 << 20, slow: slow,
-			ahead: func(int, int64) int64 { return 0 },
+			ahead:   func(int, int64) int64 { return 0 },
 			delayed: func(rank, _ int) int64 { return late * int64(rank/3) }}.write(t, dir)
 		text := pageOf(t, read(t, dir))
 		var got []string
