@@ -19,6 +19,7 @@ import (
 type caching struct {
 	context int // positions of a sample in the caches
 	step    bool
+	dtype   tensor.Dtype             // of the caches
 	tensors map[string]*tensor.Dense // of learnables and caches that there are, by name
 	// slots are the rows of the caches to write. ends are, for a prompt, the numbers of the
 	// samples' last tokens among all tokens, and for a step the positions; lengths are one more.
@@ -86,9 +87,9 @@ func (c *caching) cache(b *layers.Builder, x layers.Node) layers.Node {
 		c.caches++
 		value := c.tensors[name]
 		if value == nil {
-			value = tensor.New(tensor.Of(x.Dtype()), tensor.WithShape(shape...))
+			value = tensor.New(tensor.Of(c.dtype), tensor.WithShape(shape...))
 		}
-		cache := gorgonia.NewMatrix(b.Graph(), x.Dtype(), gorgonia.WithShape(shape...),
+		cache := gorgonia.NewMatrix(b.Graph(), c.dtype, gorgonia.WithShape(shape...),
 			gorgonia.WithName(name), gorgonia.WithValue(value))
 		rows, err := gorgonia.Reshape(x.Node, tensor.Shape{s[0] * s[1], shape[1]})
 		if err != nil {
@@ -101,6 +102,11 @@ func (c *caching) cache(b *layers.Builder, x layers.Node) layers.Node {
 		c.options = append(c.options, vm.WithState(cache, next))
 		if !c.step { // which attends to x alone
 			return x, nil
+		}
+		if c.dtype != x.Dtype() {
+			if next, err = nn.Cast(x.Dtype(), next); err != nil {
+				return x, err
+			}
 		}
 		y, err := gorgonia.Reshape(next, tensor.Shape{s[0], c.context, s[2], s[3]})
 		return layers.Place(y, x), err

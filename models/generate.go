@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/bits"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -126,12 +127,20 @@ func (g *Generator) graph(f form) (*generating, error) {
 	return r, err
 }
 
+// cached returns the dtype of the caches: that to which attention rounds keys and values.
+func (g *Generator) cached() tensor.Dtype {
+	if g.options.Precision == vm.BF16 {
+		return tensor.Dtype{Type: reflect.TypeFor[backend.BFloat16]()}
+	}
+	return tensor.Float32
+}
+
 func (g *Generator) newGraph(f form) (*generating, error) {
 	batch := g.options.Batch
 	b := layers.NewBuilder(gorgonia.NewGraph(), g.layout, tensor.Float32, 0)
 	r := &generating{tokens: b.Tokens("tokens", 1, batch, f.positions),
 		ids: make([]int, batch*f.positions),
-		caching: caching{context: g.options.Context, step: f.step, tensors: g.tensors,
+		caching: caching{context: g.options.Context, step: f.step, dtype: g.cached(), tensors: g.tensors,
 			slots: integers(b, "slots", batch*f.positions), ends: integers(b, "ends", batch)}}
 	if f.step {
 		r.lengths = integers(b, "lengths", batch)
@@ -148,7 +157,7 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 	}
 	for _, n := range b.Graph().Inputs() {
 		value, ok := n.Value().(*tensor.Dense)
-		if !ok || n.Dtype() != tensor.Float32 || n == r.hidden {
+		if !ok || n.Dtype() != tensor.Float32 && !isCache(n.Name()) || n == r.hidden {
 			continue
 		}
 		if t := g.tensors[n.Name()]; t == nil {

@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +33,11 @@ func newCached(t testing.TB, memory *tensor.Dense, rows int) *cached {
 	c.rows = gorgonia.NewMatrix(c.g, tensor.Float32, gorgonia.WithShape(rows, width),
 		gorgonia.WithName("rows"))
 	c.next = must(nn.IndexCopy(0, c.cache, c.at, c.rows))
-	gorgonia.Read(sum(square(c.next)), &c.sum)
+	next := c.next
+	if next.Dtype() != tensor.Float32 {
+		next = must(nn.Cast(tensor.Float32, next))
+	}
+	gorgonia.Read(sum(square(next)), &c.sum)
 	return c
 }
 
@@ -47,15 +52,18 @@ func (c *cached) put(t testing.TB, at []int, rows []float32) {
 }
 
 // TestCacheIsWrittenInPlace: a run writes its rows and nothing else, and reads them; another
-// machine with the same tensor reads and writes them, too.
+// machine with the same tensor reads and writes them, too. A cache may be of 16-bit floats.
 func TestCacheIsWrittenInPlace(t *testing.T) {
 	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
-		t.Run(name, func(t *testing.T) { cacheIsWrittenInPlace(t, d) })
+		for _, of := range []tensor.Dtype{tensor.Float32, bfloat16} {
+			t.Run(fmt.Sprint(name, " ", of), func(t *testing.T) {
+				cacheIsWrittenInPlace(t, d, tensor.New(tensor.WithShape(4, 2), tensor.Of(of)))
+			})
+		}
 	}
 }
 
-func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
-	memory := tensor.New(tensor.WithShape(4, 2), tensor.Of(tensor.Float32))
+func cacheIsWrittenInPlace(t *testing.T, d backend.Device, memory *tensor.Dense) {
 	many, one := newCached(t, memory, 2), newCached(t, memory, 1)
 	var machines [2]*vm.Machine
 	for i, c := range []*cached{many, one} {
@@ -77,8 +85,8 @@ func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
 		}
 	}
 	require.NoError(t, machines[0].Pull(many.cache))
-	if want := []float32{1, 2, 2, 1, 2, 2, 3, 4}; !slices.Equal(memory.Data().([]float32), want) {
-		t.Errorf("the cache is %v, want %v", memory, want)
+	if want := []float64{1, 2, 2, 1, 2, 2, 3, 4}; !slices.Equal(elements(memory), want) {
+		t.Errorf("the cache is %v, want %v", elements(memory), want)
 	}
 	for _, m := range machines {
 		require.Report(t, m.Close())
@@ -261,4 +269,50 @@ func TestWhatAnotherMachineHasTrainedIsNotReadAsData(t *testing.T) {
 	require.NoError(t, first.Pull(params[0]))
 	run(t, second)
 	require.NoError(t, errors.Join(first.Close(), second.Close()))
+}
+
+// TestAttentionReadsA16BitCacheAsItIs: a step writes a row that positions have turned, in two
+// halves, and casts nothing but that; results are those of a cache of Float32.
+func TestAttentionReadsA16BitCacheAsItIs(t *testing.T) {
+	const keys, size = 6, 8
+	step := func(of tensor.Dtype) (m *vm.Machine, result gorgonia.Value) {
+		g := gorgonia.NewGraph()
+		value := func(name string, n, width int) node {
+			x := make([]float32, n*width)
+			for i := range x {
+				x[i] = float32(i%7-3) / 4
+			}
+			return gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(n, width),
+				tensor.WithBacking(x)), gorgonia.WithName(name))
+		}
+		at := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1),
+			tensor.WithBacking([]int{keys - 2})), gorgonia.WithName("at"))
+		cache := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(keys, size), tensor.Of(of)),
+			gorgonia.WithName("cache"))
+		row := must(nn.Concat(1, square(value("a", 1, size/2)), neg(value("b", 1, size/2))))
+		next := must(nn.IndexCopy(0, cache, at, row))
+		read := next
+		if of != tensor.Float32 {
+			read = must(nn.Cast(tensor.Float32, next))
+		}
+		heads := func(x node, n int) node { return reshape(x, tensor.Shape{1, 1, n, size}) }
+		y := must(nn.Attention(heads(value("q", 1, size), 1), heads(read, keys), heads(read, keys),
+			nn.AttentionOptions{}))
+		gorgonia.Read(y, &result)
+		m = machineOn(t, fake(t), g, vm.Eval(), vm.WithPrecision(vm.BF16), vm.WithState(cache, next))
+		run(t, m)
+		return m, result
+	}
+	half, got := step(bfloat16)
+	wide, want := step(tensor.Float32)
+	require.Check(t, !strings.Contains(half.Plan().String(), "cast of cache") &&
+		strings.Contains(wide.Plan().String(), "cast of cache") &&
+		strings.Contains(half.Plan().String(), "bf16(1,8) = concat"), "the cache is cast:\n%v",
+		half.Plan())
+	if !slices.Equal(elements(got), elements(want)) {
+		t.Errorf("attention gives %v, of a cache of Float32 %v", got, want)
+	}
+	for _, m := range []*vm.Machine{half, wide} {
+		require.Report(t, m.Close())
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,12 +18,6 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
-)
-
-// The dtypes of 16-bit floats.
-var (
-	bfloat16 = tensor.Dtype{Type: reflect.TypeFor[backend.BFloat16]()}
-	float16  = tensor.Dtype{Type: reflect.TypeFor[backend.Float16]()}
 )
 
 // ofFile returns the matrix of 0, 1, 2 ... of 16-bit floats, in a file that is mapped and that

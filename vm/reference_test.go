@@ -266,6 +266,12 @@ func (t *trajectory) present() interpret.Array {
 	return a
 }
 
+// The dtypes of 16-bit floats.
+var (
+	bfloat16 = tensor.Dtype{Type: reflect.TypeFor[backend.BFloat16]()}
+	float16  = tensor.Dtype{Type: reflect.TypeFor[backend.Float16]()}
+)
+
 func set(t *tensor.Dense, i int, x float64) {
 	switch data := t.Data().(type) {
 	case []float64:

@@ -25,9 +25,9 @@ func (c Check) rows(kernel string, r Rows, table, taken, indices backend.Buffer)
 		return fmt.Errorf("%w: %s of %+v: sizes are at least 0", backend.ErrArgument, kernel, r)
 	}
 	if d := table.DType(); d != backend.F32 && d != backend.F64 && (d.Size() != 2 ||
-		kernel != "takerows" || r.Width%2 != 0) {
-		return fmt.Errorf("%w: %s of %v: of f32 and f64, and takerows of rows of pairs of 16 bits",
-			backend.ErrUnsupported, kernel, d)
+		kernel == "addrows" || r.Width%2 != 0) {
+		return fmt.Errorf("%w: %s of %v: of f32 and f64, and unless it adds of rows of pairs of 16 "+
+			"bits", backend.ErrUnsupported, kernel, d)
 	}
 	if d := indices.DType(); d != backend.I32 && d != backend.I64 {
 		return fmt.Errorf("%w: %s by indices of %v: want i32 or i64", backend.ErrUnsupported,
@@ -62,7 +62,8 @@ func (c Check) PutRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 //	for b, k { dst[b,k,:] = src[b,indices[k],:] }
 //
-// A row whose index is out of range is NaN. Elements of 16 bits must be pairs in rows.
+// A row whose index is out of range is NaN. Elements of 16 bits must be pairs in rows, of PutRows,
+// too.
 func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 	return h.index((Check{}).TakeRows(dst, src, indices, r), takes, src, dst, indices, r)
 }

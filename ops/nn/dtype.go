@@ -75,9 +75,6 @@ func (k kind) alike(in []tensor.Dtype, other int) (dt tensor.Dtype, err error) {
 
 // dtypeOf returns the dtype of the result of a spec, or what is wrong with the operands'.
 func dtypeOf(s spec, in []tensor.Dtype) (tensor.Dtype, error) {
-	if t, ok := s.(typed); ok {
-		return t.dtype(in)
-	}
 	k, at := floats, -1
 	if _, moves := s.(mover); moves {
 		k = anyNumber
@@ -87,6 +84,9 @@ func dtypeOf(s spec, in []tensor.Dtype) (tensor.Dtype, error) {
 			return in[at], fmt.Errorf("%w: operand %d is %v: indices are Int", ops.ErrDType, at,
 				in[at])
 		}
+	}
+	if t, ok := s.(typed); ok {
+		return t.dtype(in)
 	}
 	return k.alike(in, at)
 }

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -18,10 +19,12 @@ import (
 //	     rows     [d..., k, e...]
 //	out  y        [d..., n, e...]   y[d, indices[k], e] = rows[d, k, e], and elsewhere x
 //
-// A negative axis counts from the last. Of equal indices the last one counts.
+// A negative axis counts from the last. Of equal indices the last one counts. x may also be a
+// variable of 16-bit floats, as [Cast] takes, with rows of Float32 or Float64 that are rounded to y,
+// which is like x: in a machine of vm, such as a cache.
 //
 // Gradient: dx is dy with zeros at the indices, and drows are the elements of dy there, so
-// gradients are right if no two indices are equal. Indices have none.
+// gradients are right if no two indices are equal. Indices have none, nor has 16-bit x.
 // Cost: a copy of x; with vm.WithState of x, only the rows.
 // Errors: [ops.ErrShape] if x has no such axis or the shapes do not fit; [ops.ErrDType] if indices
 // are not Int; when the graph runs, [backend.ErrArgument] if an index is out of range.
@@ -30,7 +33,8 @@ func IndexCopy(axis int, x, indices, rows *gorgonia.Node) (*gorgonia.Node, error
 	if err != nil {
 		return nil, fmt.Errorf("nn: IndexCopy: %w", err)
 	}
-	return build("IndexCopy", "x indices rows", indexCopySpec{axis, false}, x, indices, rows)
+	half := residence.Half(x.Dtype())
+	return build("IndexCopy", "x indices rows", indexCopySpec{axis, false, half}, x, indices, rows)
 }
 
 // indexCopySpec is [IndexCopy], with an axis that is not negative. If Zero is set, it is of x and
@@ -38,6 +42,7 @@ func IndexCopy(axis int, x, indices, rows *gorgonia.Node) (*gorgonia.Node, error
 type indexCopySpec struct {
 	Axis int
 	Zero bool
+	Half bool // x is of 16 bits
 }
 
 // String returns "IndexCopy{axis 0}".
@@ -49,6 +54,14 @@ func (s indexCopySpec) String() string {
 }
 
 func (s indexCopySpec) indices() int { return 1 }
+
+func (s indexCopySpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	if s.Half {
+		_, err := floats.alike(in[2:], -1)
+		return in[0], err
+	}
+	return floats.alike(in, s.indices())
+}
 
 func (s indexCopySpec) check(indices []int, in []tensor.Shape) error {
 	return inRange(indices, in[0][s.Axis])
@@ -68,7 +81,7 @@ func (s indexCopySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s indexCopySpec) program(b *program.Builder, x ...program.Value) program.Value {
 	if !s.Zero {
-		return b.Put(x[0], x[1], x[2], s.Axis)
+		return b.Put(x[0], x[1], b.Cast(b.Of(x[0]).DType, x[2]), s.Axis)
 	}
 	shape := append([]int{}, b.Of(x[0]).Shape...)
 	ones := make([]int, len(shape))
@@ -81,7 +94,10 @@ func (s indexCopySpec) program(b *program.Builder, x ...program.Value) program.V
 }
 
 func (s indexCopySpec) gradients([]tensor.Shape) []gradient {
-	all := []gradient{{indexCopySpec{s.Axis, true}, []int{dy, 1}}, {}}
+	if s.Half {
+		return []gradient{{}, {}, {}}
+	}
+	all := []gradient{{indexCopySpec{s.Axis, true, false}, []int{dy, 1}}, {}}
 	if !s.Zero {
 		all = append(all, gradient{byIndicesSpec{s.Axis}, []int{dy, 1}})
 	}

@@ -253,7 +253,6 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 	SHARING_KERNEL(attendfew_##Size##_bf16, 128, Blocks, OPERAND(bf16, y), f32 *lse, \
 		OPERAND(const bf16, q), OPERAND(const bf16, k), OPERAND(const bf16, v), HEADS(f32), \
 		f32 *partial, u32 *tickets) { \
-		await_predecessors(); \
 		(void)partial, (void)tickets; \
 		ATTEND_FEW(Size)(OF(bf16, y), lse, OF(const bf16, q), OF(const bf16, k), \
 			OF(const bf16, v), THESE_HEADS(f32, false) ROOM); \

@@ -298,6 +298,10 @@ func attentions(k Kernels, n int) error {
 				Q: rows, K: rows, V: rows, Y: rows, LSE: lse}
 			errs = append(errs, k.Attention(a), k.AttentionGrad(kernels.AttentionGrad{Attention: a,
 				DY: rows, DQ: rows, DK: rows, DV: rows, Sums: lse}))
+			if a.Queries = 1; d == backend.BF16 && size <= 128 {
+				a.LSE = lse.Slice(0, 1)
+				errs = append(errs, k.FewQueries(a, device(backend.U8, 1<<43, FewRowsRoom)))
+			}
 		}
 	}
 	return errors.Join(errs...)

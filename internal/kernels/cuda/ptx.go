@@ -225,8 +225,8 @@ func newest(names []string, capability, device int) map[string]variant {
 }
 
 // Describe says which kernels a device of a compute capability loads, where EURYALE_KERNELS is
-// as told: "sm_90 (allreduce, attention_bf16), sm_80 (attention_narrow, gather, gemm, ll128,
-// recurrent), sm_70 (all others), as machine code".
+// as told: "sm_90 (allreduce, attention_bf16, fewrows), sm_80 (attention_few, attention_narrow,
+// gather, gemm, ll128, recurrent), sm_70 (all others), as machine code".
 func Describe(kernels string, capability int) (string, error) {
 	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {

@@ -119,7 +119,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 func TestVariantsAreForTheirInstructions(t *testing.T) {
 	newer := map[int][]string{
 		volta:  nil,
-		80:     {"cp.async", "redux.sync", "cvt.rn.bf16"},
+		80:     {"cp.async", "redux.sync", "cvt.rn.bf16", "m16n8k16"},
 		hopper: {release, "wgmma"},
 	}
 	files := require.Value(namesIn(modules))(t)
@@ -204,12 +204,12 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 	const (
-		ampere = "sm_80 (attention_bf16, attention_narrow, gather, gemm, ll128, recurrent), " +
-			"sm_70 (all others)"
-		hopper = "sm_90 (allreduce, attention_bf16), sm_80 (attention_narrow, gather, gemm, " +
+		ampere = "sm_80 (attention_bf16, attention_few, attention_narrow, fewrows, gather, gemm, " +
 			"ll128, recurrent), sm_70 (all others)"
-		later = "sm_90 (allreduce), sm_80 (attention_bf16, attention_narrow, gather, gemm, " +
-			"ll128, recurrent), sm_70 (all others)"
+		hopper = "sm_90 (allreduce, attention_bf16, fewrows), sm_80 (attention_few, " +
+			"attention_narrow, gather, gemm, ll128, recurrent), sm_70 (all others)"
+		later = "sm_90 (allreduce, fewrows), sm_80 (attention_bf16, attention_few, " +
+			"attention_narrow, gather, gemm, ll128, recurrent), sm_70 (all others)"
 		code    = ", as machine code"
 		compile = ", compiled by the driver when they are first loaded"
 	)
@@ -289,7 +289,7 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	// fma is written where it is meant: in elementary functions, and in products, whose sums have
 	// an order of their own anyway.
 	require.Check(t, slices.Contains([]string{"unary", "gemm", "convolve", "attention",
-		"attention_bf16", "attention_narrow", Recurrences}, family) || !strings.Contains(text,
+		"attention_bf16", "attention_few", "attention_narrow", Recurrences}, family) || !strings.Contains(text,
 		"fma.rn"), "%s has fused multiply-adds: results would differ from the host's", family)
 	if strings.HasPrefix(family, "attention_") { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
@@ -451,6 +451,23 @@ func products(k Kernels, n int) error {
 			p.M = n
 		}
 		errs = append(errs, k.Multiply(p))
+	}
+	for i := range 8 * min(n, 1) {
+		out := [...]backend.DType{backend.F32, backend.BF16}[i%2]
+		p := kernels.Product{M: 8 + i/2%2*8, N: n, K: 8, Alpha: 1, A: kernels.Matrix{
+			Buffer: device(backend.BF16, 1<<40, 128), Pitch: 8}, B: kernels.Matrix{
+			Buffer: device(backend.BF16, 1<<41, 8*n), Pitch: max(n, 8), Transposed: i >= 4},
+			C: kernels.Matrix{Buffer: device(out, 1<<42, 16*n), Pitch: n}}
+		room := device(backend.U8, 1<<43, FewRowsRoom)
+		if !p.B.Transposed {
+			p.B.Pitch = n
+			errs = append(errs, k.FewRows(p, room))
+			continue
+		}
+		p.B.Pitch = 8
+		for _, columns := range []int{16, 32, 64} {
+			errs = append(errs, k.FewRowsAs(p, room, columns, fewRowsBlocks, 0))
+		}
 	}
 	return errors.Join(errs...)
 }

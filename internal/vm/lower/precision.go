@@ -42,6 +42,9 @@ func halved(p *ir.Program) *ir.Program {
 	wide, narrow := widened(p), narrowed(p)
 	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		half := v.DType == backend.BF16 // already
+		if half && v.Op == (ir.Cast{}) {
+			return n.narrow(v.Args[0])
+		}
 		n.halve(&v, wide[id], narrow[id])
 		x := n.simplest(v)
 		if wide[id] && v.DType == backend.BF16 && !half {
@@ -61,7 +64,7 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	case ir.Reshape, ir.Permute, ir.Slice, ir.Broadcast:
 		v.DType = n.of(v.Args[0]).DType
 	case ir.Concat:
-		n.halveConcat(v)
+		n.halveConcat(v, narrow)
 	case ir.Result:
 		n.halveResult(v)
 	case ir.Opaque:
@@ -108,8 +111,15 @@ func (n *numbering) halveResult(v *ir.Value) {
 	}
 }
 
-// halveConcat makes v BF16 if all operands are, and all operands F32 if not.
-func (n *numbering) halveConcat(v *ir.Value) {
+// halveConcat makes v BF16 if all operands are, or if it is read as BF16 alone, as halves are that
+// positions turn: what computes these then rounds them. Otherwise it makes all operands F32.
+func (n *numbering) halveConcat(v *ir.Value, narrow bool) {
+	if narrow && v.DType == backend.F32 {
+		v.Args = slices.Clone(v.Args)
+		for i, a := range v.Args {
+			v.Args[i] = n.narrow(a)
+		}
+	}
 	half := func(a ir.ID) bool { return n.of(a).DType == backend.BF16 }
 	if !slices.ContainsFunc(v.Args, func(a ir.ID) bool { return !half(a) }) {
 		v.DType = backend.BF16
@@ -182,8 +192,8 @@ func readsHalf(op ir.Op) bool {
 	return false
 }
 
-// narrowed returns which values are read as BF16 alone: by matrix multiplications, convolutions and
-// attention, maybe as a view or carried.
+// narrowed returns which values are read as BF16 alone: by matrix multiplications, convolutions,
+// attention and casts to BF16, maybe as a view or carried.
 func narrowed(p *ir.Program) []bool {
 	read, wider := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -195,6 +205,8 @@ func narrowed(p *ir.Program) []bool {
 			switch v.Op.(type) {
 			case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
 				wider[a] = wider[a] || isExact(v.Op, j)
+			case ir.Cast:
+				wider[a] = wider[a] || v.DType != backend.BF16
 			default:
 				wider[a] = wider[a] || wider[i] || !read[i] || !ir.View(v.Op) && !carries(v.Op)
 			}
