@@ -111,14 +111,9 @@ bin/emulated/ptx/all: internal/kernels/cuda/checked.sum
 		gzip -dc $$file >$(@D)/$$(basename $$file .gz) || exit 1; done
 	@touch $@
 
-# Kernels that take long here, and that tests of internal/kernels/cuda run from the same sources.
-TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
 # Beside tests of which a case is for GPUs, others run; those named ...OnHost are long, and examples
 # and they are left out: make test runs them.
 HOSTS_ALONE := ^Example|OnHost$$
-# What TestNCCLOnGPU asks of the same NCCL.
-SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
-THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 # What is measured there is of no use to anybody.
 DRIVER := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off
 TESTS := bin/emulated/test
@@ -138,27 +133,25 @@ AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(notdir $(1)).test && \
 # Run the GPU tests on a driver and an NCCL whose devices are the host, and those ...OffGPU, which
 # are built with GPU support and ask for no GPU. Kernels do not reach the memory of another process
 # there, so tests of that are left out, and so is what takes kernels that wait too long: minutes of
-# calls back to back. Processes that share one device, as machines of their own, go by NCCL.
+# calls back to back. Processes that share one device, as machines of their own, go by NCCL. Kernels
+# of tests ...UnemulatedOnGPU take long, and others run their sources on the host.
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMBEDDED) $(KEPT) -run '^TestGPU|OnGPU$$|OffGPU$$' \
-		-skip '$(TESTED_ALREADY)' ./internal/kernels/cuda ./cmd/euryale
+		-skip 'UnemulatedOnGPU$$' ./internal/kernels/cuda ./cmd/euryale
 	@$(call AGAIN,internal/kernels/cuda,EMULATED_CAPABILITY=70,-test.short \
 		-test.run '^TestGPUVariants')
 	$(WITH_SDK) $(EMULATED) $(KEPT) \
 		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|OffGPU$$' \
-		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' \
 		./internal/gpu ./internal/gpu/nvml
 	@$(call AGAIN,internal/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \
 		'^TestKilledRankOfAnotherMachineIsNamed$$')
 	@$(call AGAIN,internal/gpu,EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(FILES_OF_PTX),-test.run \
 		'^TestLibraryThatIsOld|^TestNCCLAbort')
 	@$(call AGAIN,internal/gpu,$(FILES_OF_PTX),-test.short -test.skip \
-		'^TestGraphs$$|Unraced$$' -test.run \
-		'^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop')
-	@$(call AGAIN,internal/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
-		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')
+		'^TestGraphs$$|Unraced$$' -test.run '^TestAlgorithms|^TestGraphs|^TestCop')
+	@$(call AGAIN,internal/gpu,EMULATED_CAPABILITY=70,-test.short -test.run '^TestAlgorithms')
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' -skip '^TestMachines' ./internal/hierarchy
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '$(HOSTS_ALONE)' \
 		./backend/compress/sparse ./backend/compress/half ./internal/fault

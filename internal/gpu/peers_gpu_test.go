@@ -555,7 +555,11 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 
 func TestAlgorithmsForRanksOfOneDeviceOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
-	for _, size := range []int{2, 3, 5, 6, 7, 8} {
+	sizes := []int{2, 3, 5, 6, 7, 8}
+	if testing.Short() {
+		sizes = []int{3}
+	}
+	for _, size := range sizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			comms, queues := g.sharing(t, size, forced(byTwoShot))
 			sameBits(t, comms, queues, trials()/5, 2<<20)

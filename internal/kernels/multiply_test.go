@@ -199,7 +199,7 @@ func TestMultiplyAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkMultiply multiplies rows by a weight on one core. Bytes are those of the weight.
+// BenchmarkMultiply multiplies rows by a weight, whose bytes it counts, on one core.
 func BenchmarkMultiply(b *testing.B) {
 	for _, shape := range [][3]int{{1, 2048, 2048}, {4, 2048, 8192}, {16, 2048, 8192},
 		{512, 768, 3072}} {

@@ -5,4 +5,4 @@ package cuda
 import "testing"
 
 // TestAttentionOnGPU compares attention and its gradient with the host's, and two runs bit for bit.
-func TestAttentionOnGPU(t *testing.T) { testAttention(t, openGPU(t, 128<<20)) }
+func TestAttentionUnemulatedOnGPU(t *testing.T) { testAttention(t, openGPU(t, 128<<20)) }
