@@ -168,7 +168,8 @@ func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
 			p.M = ceil(d.kernelH-k, step)
 			moved := (p.M - 1) * p.ARow
 			p.K, p.A = moved+(d.outH-1)*pitch+d.outW, results[front-moved:]
-			p.B = backend.Of(framed[(k*d.dilationH%d.strideH*d.height+k*d.dilationH/d.strideH)*d.width:])
+			row := k*d.dilationH%d.strideH*d.height + k*d.dilationH/d.strideH
+			p.B = backend.Of(framed[row*d.width:])
 			simd.Multiply(d.level, &p)
 			p.C = p.C[p.M*d.kernelW:]
 		}

@@ -246,8 +246,8 @@ func (t *forward[T, S]) Run(part, worker int) {
 		rows := min(t.block, queries-i)
 		width := t.seen(head, first+i+rows-1)
 		t.product(simd.Product[T]{
-			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1, B: backend.Of(turned),
-			BStep: keys, C: scores, CPitch: width,
+			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1,
+			B: backend.Of(turned), BStep: keys, C: scores, CPitch: width,
 		}, T(a.Scale), 0)
 		for r := range rows {
 			seen := scores[r*width:][:t.seen(head, first+i+r)]
@@ -256,8 +256,8 @@ func (t *forward[T, S]) Run(part, worker int) {
 		}
 		t.exps(scores, width, head, first+i, most[:rows])
 		t.product(simd.Product[T]{
-			M: rows, N: a.ValueSize, K: width, A: scores, ARow: width, AStep: 1, B: backend.Of(v.rows),
-			BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
+			M: rows, N: a.ValueSize, K: width, A: scores, ARow: width, AStep: 1,
+			B: backend.Of(v.rows), BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
 		}, 1, 0)
 		for r := range rows {
 			sum := sumOf(scores[r*width:][:width])
@@ -409,7 +409,7 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	dk.B, dk.BStep = backend.Of(o.q.from(first)), o.q.pitch
 	t.product(dk, T(a.Scale), beta)
 	t.product(simd.Product[T]{
-		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1, B: backend.Of(o.k.rows), BStep: o.k.pitch,
-		C: o.dq.from(first), CPitch: o.dq.pitch,
+		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1,
+		B: backend.Of(o.k.rows), BStep: o.k.pitch, C: o.dq.from(first), CPitch: o.dq.pitch,
 	}, T(a.Scale), 0)
 }
