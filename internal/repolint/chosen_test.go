@@ -17,7 +17,8 @@ var chosen = regexp.MustCompile(`-(?:test\.)?(?:run|skip) ('[^']*'|\S+)`)
 
 // begins are the patterns of beginnings of names, and of ends that say where tests run.
 var begins = regexp.MustCompile(
-	`^\^(Test|Example)|^((On|Off)GPU|On(NCCL|Host)|BetweenNetworks|(Unr|R)aced|(Une|E)mulated)\$$`)
+	`^\^(Test|Example)|^((UnemulatedOn|On|Off)GPU|On(NCCL|Host)|BetweenNetworks|` +
+		`(Unr|R)aced|(Une|E)mulated)\$$`)
 
 // Tests are chosen by the beginning of their names, or by an end that says what they run on: a
 // piece of a name could be in another one, too. What is chosen exists.
