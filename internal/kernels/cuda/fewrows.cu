@@ -76,23 +76,23 @@ template <bool ByColumn, u32 Rows> struct FewWeights {
 
 	// The left operand for columns i of the tile, of part s of the step.
 	static DEVICE void fragment(u32 (&a)[4], const u32 (&x)[few_chunks][4], u32 i, u32 s) {
-		if (ByColumn) {
+		if constexpr (ByColumn) {
 			u32 c = s / 2 * 2 * Rows + 2 * i, word = s % 2 * 2;
 			a[0] = x[c][word], a[1] = x[c + 1][word];
 			a[2] = x[c][word + 1], a[3] = x[c + 1][word + 1];
-			return;
-		}
+		} else {
 #pragma unroll
-		for (u32 e = 0; e < 4; e++)
-			a[e] = pick(x[4 * s + e / 2 * 2][i], x[4 * s + e / 2 * 2 + 1][i],
-				e % 2 ? 0x7632 : 0x5410);
+			for (u32 e = 0; e < 4; e++)
+				a[e] = pick(x[4 * s + e / 2 * 2][i], x[4 * s + e / 2 * 2 + 1][i],
+					e % 2 ? 0x7632 : 0x5410);
+		}
 	}
 
 	// Asks for lines of elements first_k to end_k of the tile's columns, some for each thread.
 	static DEVICE void prefetch_part(const bf16 *w, u64 first, u64 first_k, u64 end_k,
 		const FewRows &p) {
 		constexpr u32 line = 64, most = 4; // elements; for a thread, of what the cache has room for
-		u64 in_row = (end_k - first_k + line - 1) / line;
+		u64 in_row = end_k > first_k ? (end_k - first_k + line - 1) / line : 0;
 #pragma unroll
 		for (u32 i = 0; i < most; i++) {
 			u64 n = i * few_threads + thread_x();
@@ -246,7 +246,6 @@ DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *, u32 *, const Few
 #define BRACED(...) __VA_ARGS__
 
 EACH_FEW_ROWS(k64, true, 4, 3)
-EACH_FEW_ROWS(k32, true, 2, 3)
 EACH_FEW_ROWS(k16, true, 1, 3)
 EACH_FEW_ROWS(n64, false, 4, 3)
 

@@ -465,7 +465,7 @@ func products(k Kernels, n int) error {
 			continue
 		}
 		p.B.Pitch = 8
-		for _, columns := range []int{16, 32, 64} {
+		for _, columns := range []int{16, 64} {
 			errs = append(errs, k.FewRowsAs(p, room, columns, fewRowsBlocks, 0))
 		}
 	}
