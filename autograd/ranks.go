@@ -167,7 +167,8 @@ func told(comm backend.Communicator, by group.Gatherer, numbers []float64) (all 
 // prefix is what errors of the package begin with.
 const prefix = "autograd: "
 
-// wrapped is fmt.Errorf for an error that may come from this package: its prefix appears only once.
+// wrapped is fmt.Errorf for an error that may come from this package: what it says of the package,
+// the rank and the bucket appears only once.
 func wrapped(format string, args ...any) error { return once{fmt.Errorf(format, args...)} }
 
 // onRank says on which rank a call has failed, if it has.
@@ -187,8 +188,21 @@ func named(comm backend.Communicator, err error) error {
 
 type once struct{ error }
 
-func (e once) Error() string { return prefix + strings.ReplaceAll(e.error.Error(), prefix, "") }
 func (e once) Unwrap() error { return e.error }
+
+func (e once) Error() string {
+	text := strings.ReplaceAll(e.error.Error(), prefix, "")
+	said := map[string]bool{}
+	var parts []string
+	for part := range strings.SplitSeq(text, ": ") {
+		place := strings.HasPrefix(part, "rank ") || strings.HasPrefix(part, "bucket ")
+		if place && said[part] {
+			continue
+		}
+		said[part], parts = true, append(parts, part)
+	}
+	return prefix + strings.Join(parts, ": ")
+}
 
 // notices reports what a user should know, each text once: see [WithNotice].
 type notices struct {

@@ -106,9 +106,10 @@ func (t *trainer) prepare() (err error) {
 	if err == nil {
 		err = t.checkSamples()
 	}
-	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints in %q each %d, the best by %q\n"+
-		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
-		path.Base(filepath.ToSlash(t.dir)), t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
+	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints in %q each %d, the best by "+
+		"%q\nthere are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs,
+		t.patience, path.Base(filepath.ToSlash(t.dir)), t.every, t.watched, t.data.Weights != nil,
+		t.rest(), t.validation != nil)
 	if t.rate != nil {
 		text += fmt.Sprintf("the rate of fit.Schedule begins with %v\n", t.rate(0))
 	}

@@ -25,10 +25,12 @@ import (
 
 // TestTablesThatDifferBetweenRanksAreRefused, wherever they do, and others are not.
 func TestTablesThatDifferBetweenRanksAreRefused(t *testing.T) {
-	for at, want := range map[int]string{-1: "", 0: "the first sample of rank 1 is not that of rank 0",
-		47: "a sample from 45 to 47 of rank 1 is not that of rank 0: give all ranks the same files"} {
+	for at, want := range map[int]string{-1: "",
+		0:  "the first sample of rank 1 is not that of rank 0: give all ranks the same files",
+		47: "a sample from 45 to 47 of rank 1 is not that of rank 0"} {
 		dir := t.TempDir()
-		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+			build sync.Locker) error {
 			text := "x0,x1,y\n"
 			for i := range 48 {
 				text += fmt.Sprintf("%d,%d,1\n", i%3, map[bool]int{true: comm.Rank()}[i == at])
@@ -51,9 +53,9 @@ func TestTablesThatDifferBetweenRanksAreRefused(t *testing.T) {
 	}
 }
 
-// TestProgressSaysWhatANewcomerMustKnow: which columns should be scaled, and why a training that
+// TestProgressSaysWhatOneMustKnow: which columns should be scaled, and why a training that
 // is started again does nothing.
-func TestProgressSaysWhatANewcomerMustKnow(t *testing.T) {
+func TestProgressSaysWhatOneMustKnow(t *testing.T) {
 	path, kept := filepath.Join(t.TempDir(), "a.csv"), filepath.Join(t.TempDir(), "kept")
 	require.NoError(t, os.WriteFile(path, []byte("age,income,y\n20,5000,1\n30,1000,0\n"), 0o600))
 	train := func(epochs int, scale bool) string {

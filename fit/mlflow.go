@@ -225,8 +225,8 @@ func (m *mlflow) send(ctx context.Context) error {
 	}
 }
 
-// logged sends metrics or params. If the server refuses them, which it does for one of them and will
-// do for ever, it gets the halves.
+// logged sends metrics or params. If the server refuses them, which it does for one of them and
+// will do for ever, it gets the halves.
 func logged[T any](ctx context.Context, m *mlflow, what string, all []T) error {
 	err := m.call(ctx, "runs/log-batch", map[string]any{"run_id": m.run, what: all}, nil)
 	var answer *answer
@@ -249,8 +249,8 @@ func alike(what string, names []string) error {
 	for _, name := range names {
 		key := illegal.ReplaceAllString(name, "_")
 		if other, ok := known[key]; ok && other != name {
-			return refused("fit.MLflow: %s %q and %q are both %q there: rename one", what, other, name,
-				key)
+			return refused("fit.MLflow: %s %q and %q are both %q there: rename one", what, other,
+				name, key)
 		}
 		known[key] = name
 	}

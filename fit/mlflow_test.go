@@ -222,7 +222,7 @@ func TestNamesThatAServerTakesForOneAreRefused(t *testing.T) {
 			fit.MLflow("http://127.0.0.1:1", "", params))
 		return err
 	})
-	require.Fails(t, "two params", err, `the params "width#1" and "width@1" are both "width_1" there`)
+	require.Fails(t, "two params", err, `the params "width#1" and "width@1" are both "width_1"`)
 }
 
 // BenchmarkCurves measures a step of a training of eight parameters, alone and watched.

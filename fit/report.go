@@ -63,8 +63,8 @@ func (t *trainer) sayColumns() error {
 	if len(names) == 0 {
 		return nil
 	}
-	return t.say("fit: these columns have large numbers, by which trainings may learn nothing: %s: "+
-		"scale them by data.Standardize", strings.Join(names, ", "))
+	return t.say("fit: these columns have large numbers, by which trainings may learn nothing: "+
+		"%s: scale them by data.Standardize", strings.Join(names, ", "))
 }
 
 // log is a file of all epochs.

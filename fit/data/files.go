@@ -188,7 +188,7 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 func hint(header []string) string {
 	for _, mark := range []string{";", "\t", "|"} {
 		if len(header) == 1 && strings.Contains(header[0], mark) {
-			return fmt.Sprintf(": the columns are separated by %q: write the file with commas", mark)
+			return fmt.Sprintf(": the columns are separated by %q: write commas", mark)
 		}
 	}
 	for _, name := range header {
