@@ -169,7 +169,7 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 		} else if err := gorgonia.Let(n, t); err != nil {
 			return nil, err
 		}
-		if g.device != nil && !isCache(n.Name()) {
+		if !isCache(n.Name()) {
 			r.options = append(r.options, vm.WithFrozen(n))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/read"
@@ -40,6 +41,12 @@ func WithState(variable, next *gorgonia.Node) Option {
 // that an adapter leaves as they are. Their elements are copied to a device once, and are not
 // compared with the host's before each run. gorgonia.Let with another tensor starts anew. It is not
 // [autograd.WithFrozen], which makes variables a part of checkpoints.
+//
+// What depends on frozen variables and constants alone is computed when these are set, and kept:
+// weights in BF16, for example. Machines on a device, or on the host, that have the same tensors
+// share it. A device has the variables themselves only if runs read them, too. A value that takes
+// more memory than what it is computed of is computed in each run: more than twice as much, if
+// something else than loops reads it.
 //
 // New returns ErrArgument for a node that is not a variable of the graph, or that the machine
 // changes.
@@ -88,8 +95,9 @@ func (all carriedOver) updates(g *read.Graph, trains bool) (updates []lower.Upda
 	return updates, nil
 }
 
-// freeze marks frozen variables in the plan: they keep their values on the device.
+// freeze finds the leaves of the program that no run changes.
 func (m *Machine) freeze() error {
+	var leaves []ir.Op
 	for _, n := range m.frozen {
 		changes := m.solver != nil && slices.Contains(m.solver.learnables, n) ||
 			slices.ContainsFunc(m.carried, func(c carried) bool { return c.variable == n })
@@ -101,13 +109,26 @@ func (m *Machine) freeze() error {
 			return fmt.Errorf("vm: WithFrozen: %w: the machine changes %s by WithSolver or "+
 				"WithState", backend.ErrArgument, stock.Label(n))
 		}
+		if !n.IsScalar() { // Gorgonia may write another number to the same place
+			leaves = append(leaves, ir.Input{Index: slices.Index(m.read.Inputs, n)})
+		}
 	}
+	for i := range m.read.Constants {
+		if !slices.Contains(m.read.Changing, i) {
+			leaves = append(leaves, ir.Constant{Index: i})
+		}
+	}
+	m.read.Program.Frozen = leaves
+	return nil
+}
+
+// keepFrozen marks frozen variables in the plan: they keep their values on the device.
+func (m *Machine) keepFrozen() {
 	for i, b := range m.plan.Buffers {
 		if b.Kind == plan.Input && slices.Contains(m.frozen, m.read.Inputs[b.Index]) {
 			m.plan.Buffers[i].Frozen = true
 		}
 	}
-	return nil
 }
 
 // without returns the nodes whose values no variable gets by WithState: the others need no copy

@@ -44,6 +44,7 @@ type trial struct {
 	micro  int    // runs of a step
 	steps  int
 	limits []plan.Limits // by devices
+	frozen uint64        // with the hash of a name: which variables
 }
 
 // bench is where trials run: one rank of them.
@@ -102,6 +103,7 @@ func (b bench) drawBy(seed uint64, next graphs.Next) trial {
 	for range b.devices {
 		t.limits = append(t.limits, drawLimits(next))
 	}
+	t.frozen = uint64(next(1 << 16))
 	return t
 }
 
@@ -166,7 +168,8 @@ func (b bench) feed(t trial, g *gradedGraph, run int) error {
 			continue
 		}
 		source := rand.New(rand.NewPCG(t.seed<<16|uint64(run)<<8, hashOf(n.Name())))
-		if run > 0 && t.solver == "" && source.IntN(3) == 0 {
+		if run > 0 && (t.solver == "" && source.IntN(3) == 0 || t.isFrozen(g, n) &&
+			source.IntN(2) == 0) {
 			continue // as it was
 		}
 		// All ranks begin with the same learnables.
@@ -182,7 +185,7 @@ func (b bench) feed(t trial, g *gradedGraph, run int) error {
 			}
 			return float64(source.IntN(5) - 2)
 		})
-		if old, ok := n.Value().(*tensor.Dense); ok && (i+run)%2 == 0 {
+		if old, ok := n.Value().(*tensor.Dense); ok && (i+run)%2 == 0 && !t.isFrozen(g, n) {
 			for k, x := range elements(v) {
 				set(old, k, x)
 			}
@@ -294,6 +297,12 @@ func deviceName(d backend.Device) string {
 		return "host"
 	}
 	return d.Name()
+}
+
+// isFrozen reports whether a machine is told that nothing changes a variable.
+func (t trial) isFrozen(g *gradedGraph, n node) bool {
+	return t.frozen%3 > 0 && (hashOf(n.Name())^t.frozen)%5 < 3 &&
+		(t.solver == "" || !slices.Contains(g.learnables, n))
 }
 
 // watched returns the nodes whose values are compared: the loss, kept values, and gradients.
@@ -441,6 +450,11 @@ func (b bench) average(a interpret.Array, rounds bool) error {
 func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Limits,
 	want *expected) []vm.Option {
 	options := []vm.Option{vm.Keep(want.nodes...), vm.WithLimits(limits)}
+	for _, n := range g.variables {
+		if t.isFrozen(g, n) {
+			options = append(options, vm.WithFrozen(n))
+		}
+	}
 	if _, ok := d.(lastly); ok { // which does not round
 		options = append(options, vm.WithPrecision(vm.TF32))
 	}

@@ -63,6 +63,7 @@ type Machine struct {
 	outputs  outputs
 	norms    norms
 	changing constants
+	hoists   []*hoisted
 }
 
 var _ gorgonia.VM = (*Machine)(nil)
@@ -194,9 +195,7 @@ func (m *Machine) prepare() error {
 	if err := m.makePlan(); err != nil {
 		return err
 	}
-	if err := m.freeze(); err != nil {
-		return err
-	}
+	m.keepFrozen()
 	return errors.Join(m.writePlan(), m.compile())
 }
 
@@ -211,7 +210,7 @@ func (m *Machine) makePlan() error {
 	if err != nil {
 		return err
 	}
-	if err := m.checkTerms(); err != nil {
+	if err := cmp.Or(m.checkTerms(), m.freeze()); err != nil {
 		return err
 	}
 	carried, err := m.carried.updates(m.read, m.solver != nil)
@@ -297,7 +296,7 @@ func (m *Machine) compile() (err error) {
 		return err
 	}
 	m.behind = exec.CloseBehind(m, m.exec)
-	m.inputs, m.changing = nil, nil
+	m.inputs, m.changing, m.hoists = nil, nil, nil
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
@@ -306,6 +305,10 @@ func (m *Machine) compile() (err error) {
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
+			if b.Computed() {
+				m.hoists = append(m.hoists, m.hoisted(i, m.plan.HoistedBy(b.Index)))
+				continue
+			}
 			if err := m.changing.bind(m.exec, m.read, b.Index, i); err != nil {
 				return err
 			}
@@ -319,6 +322,11 @@ func (m *Machine) compile() (err error) {
 func (m *Machine) bind() error {
 	if err := m.inputs.bind(m.exec); err != nil {
 		return err
+	}
+	for _, h := range m.hoists {
+		if err := h.compute(m.exec); err != nil {
+			return err
+		}
 	}
 	return m.solver.bind(m.exec)
 }

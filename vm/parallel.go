@@ -173,6 +173,11 @@ func (m *Machine) pullLearnables(whole bool, some ...*gorgonia.Node) error {
 			m.exec.Forget(in.buffer)
 		}
 	}
+	for _, h := range m.hoists {
+		if some == nil {
+			h.forget(m.exec)
+		}
+	}
 	learnable := func(in input) bool {
 		return slices.Contains(m.solver.learnables, in.node) &&
 			(some == nil || slices.Contains(some, in.node))

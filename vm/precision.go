@@ -24,8 +24,8 @@ const (
 	TF32
 	// BF16 rounds operands to bfloat16, 8 bits of mantissa, and also results that only loops and
 	// other products read: these are bfloat16 in memory and between devices. Weights are rounded
-	// once in each run. Convolutions round all results, as cuDNN does, including gradients of
-	// filters. The meaning is the same on every device.
+	// once in each run, or once if they are frozen. Convolutions round all results, as cuDNN does,
+	// including gradients of filters. The meaning is the same on every device.
 	BF16
 )
 

@@ -2,7 +2,6 @@ package program
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
@@ -40,34 +39,8 @@ func New(name string, in []Tensor, out Tensor,
 	if err != nil {
 		return nil, err
 	}
-	planned, result := given(planned)
+	planned, result := planned.Given()
 	return &Plan{planned, in, out, result}, nil
-}
-
-// given returns a plan without memory for its result, which is bound before a run as settings are,
-// and the buffer of that: -1 if the result lies in memory in another way, and must be copied.
-func given(p *plan.Plan) (*plan.Plan, int) {
-	bare, r := p.Bare(), p.Results[0]
-	bare.Buffers = slices.Clone(p.Buffers)
-	b := &bare.Buffers[r.Buffer]
-	if b.Kind != plan.Arena || !r.Dense() || b.Bytes != r.Shape.Size()*r.DType.Size() {
-		return bare, -1
-	}
-	b.Kind = plan.Setting
-	first, end := p.ArenaBytes, 0
-	inArena := func(b *plan.Buffer) bool { return b.Kind == plan.Arena && b.Last >= 0 }
-	for i := range bare.Buffers {
-		if b := &bare.Buffers[i]; inArena(b) {
-			first, end = min(first, b.Offset), max(end, b.Offset+b.Bytes)
-		}
-	}
-	for i := range bare.Buffers {
-		if b := &bare.Buffers[i]; inArena(b) {
-			b.Offset -= first
-		}
-	}
-	bare.ArenaBytes, bare.ResultBytes = max(0, end-first), 0
-	return bare, r.Buffer
 }
 
 // Host runs a plan on host memory, on the calling goroutine. One run may be under way at a time.

@@ -13,7 +13,8 @@ import (
 type Copies struct {
 	mu        sync.Mutex
 	all       map[backend.Buffer]*Copy // by host memory
-	abandoned []func() error           // close machines that nobody refers to
+	once      map[recipe]*Once
+	abandoned []func() error // close machines that nobody refers to
 }
 
 // Use is what a user of a copy does with it.

@@ -1,5 +1,6 @@
 // Package residence says where the memory of a tensor is and what lies there, reads it, keeps the
-// copies of tensors that a device has, and binds devices to threads.
+// copies of tensors that a device has and what is computed of them once, and binds devices to
+// threads.
 package residence
 
 import (

@@ -19,7 +19,8 @@ type Device interface {
 	// Alloc returns nbytes bytes, as U8, and Free gives them back.
 	Alloc(nbytes int) (backend.Buffer, error)
 	Free(backend.Buffer) error
-	// Copies has the copies of host memory that its machines share, nil on the host.
+	// Copies has what its machines share: copies of host memory, but not on the host, and what is
+	// computed once.
 	Copies() *residence.Copies
 	// AllocHost returns nbytes bytes of host memory that the device copies from and to fast,
 	// as U8, and FreeHost gives them back.

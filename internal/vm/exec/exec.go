@@ -33,6 +33,7 @@ type Executor struct {
 	bound     []backend.Buffer  // by plan.Buffer, on the host
 	resident  []*residence.Copy // by plan.Buffer, nil where nothing was bound
 	varies    []bool            // by plan.Buffer: it was given other memory
+	once      []*residence.Once // by plan.Buffer, nil for what is not computed once
 	uploads   uploads
 	unused    []backend.Buffer // to be freed
 	misplaced bool             // a buffer is not where it belongs
@@ -67,7 +68,7 @@ func New(p *plan.Plan, d Device, g Graph, exchange Buckets) (*Executor, error) {
 		exchanges: exchanges{Buckets: exchange},
 		bound:     make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make(
 			[]bool,
-			n), misplaced: !d.Host(),
+			n), once: make([]*residence.Once, n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {
 		return nil, errors.Join(err, e.Close())
@@ -284,6 +285,7 @@ func (e *Executor) free() error {
 	}
 	for i := range e.resident {
 		e.releaseCopy(i)
+		err = errors.Join(err, e.releaseOnce(i))
 	}
 	err = errors.Join(err, e.discard(), e.snapshots.free(e.device))
 	for _, b := range e.memory {

@@ -33,7 +33,7 @@ func (Host) Alloc(nbytes int) (backend.Buffer, error) {
 func (Host) Free(backend.Buffer) error { return nil }
 
 // Copies implements [Device].
-func (Host) Copies() *residence.Copies { return nil }
+func (Host) Copies() *residence.Copies { return residence.OnHost() }
 
 // AllocHost implements [Device].
 func (h Host) AllocHost(nbytes int) (backend.Buffer, error) { return h.Alloc(nbytes) }

@@ -291,7 +291,7 @@ type uploads struct {
 func (e *Executor) upload() (err error) {
 	offsets, end := make([]int, len(e.plan.Buffers)), 0
 	for i, b := range e.plan.Buffers {
-		if offsets[i] = -1; b.Outside() && !e.stays(i) {
+		if offsets[i] = -1; b.Outside() && !e.stays(i) && !b.Computed() {
 			offsets[i] = end
 			end += (b.Bytes + alignment - 1) / alignment * alignment
 		}

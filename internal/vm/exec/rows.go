@@ -40,7 +40,8 @@ func (e *Executor) rows(s *step, r kernels.Rows) func() error {
 // finds a wrong one later could say so only where the host waits for it.
 // Indices that the plan computes are not known then. What they name wrongly is NaN.
 func (e *Executor) check(s *step, indices plan.Ref, count int) {
-	if k := e.plan.Buffers[indices.Buffer].Kind; k != plan.Input && k != plan.Constant {
+	b := e.plan.Buffers[indices.Buffer]
+	if b.Kind != plan.Input && b.Kind != plan.Constant || b.Computed() && !e.device.Host() {
 		return
 	}
 	e.checks = append(e.checks, func() error {

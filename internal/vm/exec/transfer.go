@@ -96,6 +96,7 @@ func (e *Executor) hostOf(r plan.Ref) (backend.Buffer, error) {
 	case b.Kind == plan.Arena && !e.device.Host():
 		first := b.Offset + r.Offset*r.DType.Size()
 		return e.results.host.Slice(first, first+r.Span()*r.DType.Size()).As(r.DType), nil
+	case b.Computed() && !e.device.Host(): // it is there alone
 	case b.Kind == plan.Arena, c == nil, !e.device.Copies().Written(c):
 		return e.outsideElements(r), nil
 	}

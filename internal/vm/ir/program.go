@@ -31,6 +31,8 @@ type Program struct {
 	Assigns []Assign
 	// Precision of the products of F32, which planning puts into them.
 	Precision Precision
+	// Frozen are the leaves that stay as they are from run to run.
+	Frozen []Op
 	// ChannelsLast says that the device convolves faster of tensors with their channels last.
 	ChannelsLast bool
 }

@@ -18,6 +18,7 @@
 //   - precision.go: ranks exchange gradients in BF16
 //   - train.go, accumulate.go: what runs and ranks make of gradients, their norm, the rule of a
 //     solver ([Update]), and what is assigned
+//   - hoist.go: what no run changes is computed once
 //   - reshape.go: values get the shape in which they are read
 //   - rematerialize.go: loops compute values that cost more to store and load
 //

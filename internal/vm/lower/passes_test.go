@@ -50,7 +50,7 @@ func TestPassesKeepResults(t *testing.T) {
 			inputs = append(inputs, interpret.Of(g.Program.Values[id].Shape, x))
 		}
 		p := &g.Program
-		want, err := results(p, inputs)
+		want, err := results(p, interpret.Outside{Inputs: inputs})
 		if err != nil {
 			continue // an operation that is run by its Do
 		}
@@ -59,7 +59,7 @@ func TestPassesKeepResults(t *testing.T) {
 			if p = pass(p); len(p.Values) != before {
 				changed[i]++
 			}
-			got, err := results(p, inputs)
+			got, err := results(p, interpret.Outside{Inputs: inputs})
 			if err = errors.Join(err, p.Check()); err != nil {
 				t.Fatalf("seed %d, pass %d: %v", seed, i, err)
 			}
@@ -103,11 +103,11 @@ func drawn(r *rand.Rand) *read.Graph {
 }
 
 // results returns the elements of a program's results.
-func results(p *ir.Program, inputs []interpret.Array) (all []interpret.Number, err error) {
-	values, err := interpret.Program(p, interpret.Outside{Inputs: inputs,
-		Opaque: func(ir.Value, []interpret.Array) (interpret.Array, error) {
-			return interpret.Array{}, errors.New("opaque")
-		}})
+func results(p *ir.Program, outside interpret.Outside) (all []interpret.Number, err error) {
+	outside.Opaque = func(ir.Value, []interpret.Array) (interpret.Array, error) {
+		return interpret.Array{}, errors.New("opaque")
+	}
+	values, err := interpret.Program(p, outside)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,7 @@ func integers(shape ir.Dims, most int) interpret.Array {
 // elements returns the elements of a program's results.
 func elements(t *testing.T, p *ir.Program, inputs ...interpret.Array) (all []float64) {
 	t.Helper()
-	numbers := require.Value(results(p, inputs))(t)
+	numbers := require.Value(results(p, interpret.Outside{Inputs: inputs}))(t)
 	for _, x := range numbers {
 		all = append(all, x.Value)
 	}

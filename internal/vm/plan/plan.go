@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
@@ -28,16 +29,39 @@ type Plan struct {
 	// otherwise.
 	Doubt error
 
+	// Once is what runs find as constants, because none of them changes it.
+	Once []Once
+
 	// What it computes, for the proof: the program of a step, and what ranks exchange for it.
 	Program *ir.Program
 	lower.Solver
 }
 
+// Once is a value that is computed when its leaves are set.
+type Once struct {
+	lower.Once
+	Plan   *Plan   // of its recipe: see [lower.Once.Recipe]
+	Leaves []ir.Op // the inputs of that
+	Text   string
+}
+
+// HoistedBy returns the plan of a constant that is computed, nil for another one.
+func (p *Plan) HoistedBy(constant int) *Once {
+	i := slices.IndexFunc(p.Once, func(o Once) bool { return o.Index == constant })
+	if i < 0 {
+		return nil
+	}
+	return &p.Once[i]
+}
+
+// Computed reports whether the buffer is a constant that is computed once.
+func (b Buffer) Computed() bool { return b.Kind == Constant && b.Frozen }
+
 // Bare returns the plan without what a proof needs, which leads to whoever has made the updates.
 // What runs the plan keeps no more.
 func (p *Plan) Bare() *Plan {
 	bare := *p
-	bare.Program, bare.Updates = nil, nil
+	bare.Program, bare.Updates, bare.Once = nil, nil, nil
 	return &bare
 }
 
@@ -136,7 +160,7 @@ type Buffer struct {
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the
 	// run before.
 	Written bool
-	Frozen  bool // of an Input that nothing changes
+	Frozen  bool // of an Input that nothing changes, or a Constant that is computed
 	DType   backend.DType
 	Bytes   int
 	// For an Arena buffer and its parts: the place in the arena, and the steps during which it is
@@ -175,11 +199,41 @@ type Prove func(p *Plan) error
 // cannot be proven, it returns the plain one: see [Plan.Doubt]. Steps are a function of the
 // program: ranks that run one program exchange their gradients in one order.
 func (l Limits) New(prove Prove, p *ir.Program, s lower.Solver) (*Plan, error) {
+	frozen := p.Frozen
 	p, err := lower.Run(p, l.Tiles, s.Updates...)
 	if err != nil {
 		return nil, err
 	}
-	return proven(prove, func(plain bool) (*Plan, error) { return l.planned(p, s, plain) })
+	rest, all := lower.Hoist(p, frozen, s.Updates)
+	once, err := plannedOnce(prove, all)
+	if err != nil {
+		return nil, err
+	}
+	return proven(prove, func(plain bool) (*Plan, error) {
+		if plain {
+			return l.planned(p, p, nil, s, plain)
+		}
+		return l.planned(p, rest, once, s, plain)
+	})
+}
+
+// plannedOnce plans what is computed once, each recipe once.
+func plannedOnce(prove Prove, all []lower.Once) ([]Once, error) {
+	once, planned := make([]Once, len(all)), map[string]*Plan{}
+	for i, o := range all {
+		p, leaves, text := o.Recipe()
+		if planned[text] == nil {
+			var err error
+			planned[text], err = proven(prove, func(plain bool) (*Plan, error) { // it is lowered
+				return Standard().planned(p, p, nil, lower.Solver{}, plain)
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		once[i] = Once{o, planned[text], leaves, text}
+	}
+	return once, nil
 }
 
 // proven returns the plan if it can be proven, else the plain one.
@@ -201,9 +255,10 @@ func proven(prove Prove, planned func(plain bool) (*Plan, error)) (*Plan, error)
 	return nil, doubt
 }
 
-// planned returns the plan of a program.
-func (l Limits) planned(p *ir.Program, s lower.Solver, plain bool) (*Plan, error) {
-	t, err := lower.Train(p, s)
+// planned returns the plan of a program of which some values are computed once: p is the rest.
+func (l Limits) planned(all, p *ir.Program, once []Once, s lower.Solver, plain bool) (*Plan,
+	error) {
+	t, err := lower.Train(all, s)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +273,12 @@ func (l Limits) planned(p *ir.Program, s lower.Solver, plain bool) (*Plan, error
 	if err != nil {
 		return nil, err
 	}
-	plan.Program, plan.Solver = step, s
+	plan.Program, plan.Solver, plan.Once = step, s, once
+	for i := range plan.Buffers {
+		if b := &plan.Buffers[i]; b.Kind == Constant && plan.HoistedBy(b.Index) != nil {
+			b.Frozen = true
+		}
+	}
 	if !plain {
 		return l.fitted(plan)
 	}

@@ -87,6 +87,9 @@ func (p *Plan) Text(r Ref) string {
 		where = cmp.Or(b.Name, fmt.Sprintf("input%d", b.Index))
 	case Constant:
 		where = fmt.Sprintf("constant%d", b.Index)
+		if b.Frozen {
+			where = cmp.Or(b.Name, where) + ", once,"
+		}
 	case Scalar:
 		where = "scalar"
 	case State:

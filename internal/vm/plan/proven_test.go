@@ -139,6 +139,11 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 				s.Updates[i].Gradient = ir.ID(i)
 			}
 		}
+		for i := len(s.Updates); i < 3; i++ { // of the inputs
+			if r.IntN(3) > 0 {
+				p.Frozen = append(p.Frozen, ir.Input{Index: i})
+			}
+		}
 		limits := Standard()
 		limits.Memory = -r.IntN(2)
 		planned, err := limits.New(prove, &p.Program, s)
@@ -149,6 +154,32 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 			_, err = Plain(&p.Program, s)
 		}
 		require.That(t, err == nil, "program %d: %v in\n%v", seed, err, planned)
+	}
+}
+
+// TestWhatIsComputedOnceIsProven: of other leaves, or of another function of them, it is found.
+func TestWhatIsComputedOnceIsProven(t *testing.T) {
+	p := &program{}
+	x, v, w := p.input(0, 8, 8), p.input(1, 8, 8), p.input(2, 8, 8)
+	p.Results = []ir.ID{p.product(x, p.binary(fuse.Sub, v, p.unary(fuse.Exp, w)))}
+	p.Frozen = []ir.Op{ir.Input{Index: 1}, ir.Input{Index: 2}}
+	for what, damage := range map[string]func(o *Once){
+		"":              func(*Once) {},
+		"another leaf":  func(o *Once) { o.Leaves[0] = ir.Input{} },
+		"another order": func(o *Once) { slices.Reverse(o.Leaves) },
+		"a constant":    func(o *Once) { o.Leaves[0] = ir.Constant{Index: 1} },
+		"another function": func(o *Once) {
+			q := &program{}
+			q.Results = []ir.ID{q.binary(fuse.Sub, q.input(0, 8, 8), q.input(1, 8, 8))}
+			o.Plan = q.planned(t)
+		},
+	} {
+		planned := p.planned(t)
+		require.That(t, len(planned.Once) == 1 && len(planned.Steps) == 1, "%v", planned)
+		damage(&planned.Once[0])
+		if err := Verify(planned); (err == nil) != (what == "") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 
@@ -312,7 +343,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			made, err := Standard().planned(q, lower.Solver{}, plain)
+			made, err := Standard().planned(q, q, nil, lower.Solver{}, plain)
 			if err == nil && of(plain) {
 				made.Results[0] = made.Steps[0].Dsts[0]
 			}

@@ -6,6 +6,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -444,6 +445,18 @@ func (m *valueNumbers) program(p *ir.Program) (values []tensor, done effects) {
 		}
 	}
 	return values, done
+}
+
+// hoisted returns what a plan that is proven by itself computes, given what its inputs are.
+func (m *valueNumbers) hoisted(o *plan.Once) tensor {
+	p := ir.Program{Values: slices.Clone(o.Plan.Program.Values)}
+	for i := range p.Values {
+		if in, ok := p.Values[i].Op.(ir.Input); ok {
+			p.Values[i].Op = o.Leaves[in.Index]
+		}
+	}
+	values, _ := m.program(&p)
+	return values[o.Plan.Program.Results[0]]
 }
 
 // leaf returns a value from outside.

@@ -27,13 +27,17 @@ func Verify(p *plan.Plan) error { return verify(p, passesOf) }
 func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 	m := newValueNumbers(len(p.Program.Values))
 	r := &proof{valueNumbers: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
-		args: make([]operand, 0, 16), gradients: make([]ir.ID, len(p.Updates))}
+		args: make([]operand, 0, 16), gradients: make([]ir.ID, len(p.Updates)),
+		computed: map[int]tensor{}}
 	for id := range p.Program.Values {
 		if op, ok := p.Program.Values[id].Op.(ir.AllReduce); ok {
 			r.gradients[op.Index] = ir.ID(id)
 		}
 	}
 	r.wanted, r.due = m.program(p.Program)
+	for i := range p.Once {
+		r.computed[p.Once[i].Index] = m.hoisted(&p.Once[i])
+	}
 	r.know()
 	for _, kind := range p.Accumulation.Every() {
 		if err := r.run(kind); err != nil {
@@ -50,6 +54,7 @@ type proof struct {
 	passes    func(p *fuse.Program) []pass // of a loop
 	wanted    []tensor                     // the values of the program
 	gradients []ir.ID                      // of the program: what ranks add up, by update
+	computed  map[int]tensor               // what constants are that are computed
 
 	limit   int32   // the first number that no value of the program has
 	first   int     // the step that was the first to compute something else, -1 for none
@@ -166,6 +171,9 @@ func (r *proof) fill() {
 			}
 		default:
 			c.tensor = r.outside(memoryOf(b), b.DType, n)
+		}
+		if x, computed := r.computed[b.Index]; computed && b.Kind == plan.Constant {
+			c.tensor = x
 		}
 		r.present[i] = c
 	}
