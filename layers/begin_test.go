@@ -37,7 +37,7 @@ func TestLearnablesBeginWithWhatBeginHas(t *testing.T) {
 			build.Lock()
 			defer build.Unlock()
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, c.dtype, 1)
-			b.Begin(func(string, []int) (backend.Buffer, error) { return c.values, nil })
+			b.Begin(func(string, []int) (backend.Buffer, int, error) { return c.values, 0, nil })
 			n := b.Learn("w", layers.Constant(7), 1, 3, 2)
 			if c.want != nil {
 				if !errors.Is(b.Err(), c.want) {

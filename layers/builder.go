@@ -5,7 +5,6 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
-	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -39,9 +38,10 @@ type Builder struct {
 	frozen     gorgonia.Nodes // learnables that are not to be learnt
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
 	names      map[string]bool
-	values     func(name string, shape []int) (backend.Buffer, error) // of learnables, or nil
-	freeze     func(name string) bool                                 // of learnables, or nil
-	err        error
+	// of learnables, or nil
+	values func(name string, shape []int) (x backend.Buffer, behind int, err error)
+	freeze func(name string) bool // of learnables, or nil
+	err    error
 }
 
 // NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or
@@ -84,10 +84,14 @@ func (b *Builder) Batches(n int) {
 }
 
 // Begin sets the first values of learnables that are made from now on: values returns all elements
-// of a learnable's whole shape, in row-major order, as F32 or F64, or the zero Buffer if it is to
-// be drawn. It is called once for each learnable, on every rank, and may read a file. The learnable
-// may keep the memory.
-func (b *Builder) Begin(values func(name string, shape []int) (backend.Buffer, error)) {
+// of a learnable's whole shape, as floats, or the zero Buffer if it is to be drawn. They are in
+// row-major order, but the first axes, behind of them, come behind the others: 1 for a matrix that
+// is transposed. It is called once for each learnable, on every rank, and may map a file: a rank
+// looks only at its part, and converts that on all cores. The learnable may keep the memory, which
+// nothing writes if the elements are of 16 bits. What is frozen ([Builder.Freeze]) stays what
+// it is then, a variable of 16-bit floats with these axes, in a graph of Float32.
+func (b *Builder) Begin(values func(name string, shape []int) (x backend.Buffer, behind int,
+	err error)) {
 	b.values = values
 }
 
@@ -174,64 +178,24 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 		if axis != Undivided {
 			n.place[Tensor], n.parts[Tensor] = Split(axis), backend.Even(shape[axis], b.layout.TP)
 		}
-		value, err := b.first(name, init, axis, shape)
+		value, begun, err := b.first(name, init, axis, shape)
 		if err != nil {
 			return n, err
 		}
-		n.Node = b.variable(name, value)
+		variable := b.variable(name, value)
+		if n.Node, err = b.widened(variable, begun); err != nil {
+			return n, err
+		}
 		if axis != Undivided && b.layout.TP > 1 { // for who reads the value
 			b.says().Parts[name] = true
 		}
-		if b.freeze != nil && b.freeze(name) {
-			b.frozen = append(b.frozen, n.Node)
+		if b.frozes(name) {
+			b.frozen = append(b.frozen, variable)
 		} else {
 			b.learnables = append(b.learnables, n)
 		}
 		return n, nil
 	}, "init", init)
-}
-
-// first returns the first value of this rank's part of a learnable.
-func (b *Builder) first(name string, init Init, axis int, shape []int) (*tensor.Dense, error) {
-	if b.dtype == tensor.Float32 {
-		return first[float32](b, name, init, axis, shape)
-	}
-	return first[float64](b, name, init, axis, shape)
-}
-
-func first[T float32 | float64](b *Builder, name string, init Init, axis int,
-	shape []int) (*tensor.Dense, error) {
-	whole, err := initial[T](b, name, init, shape)
-	if err != nil {
-		return nil, err
-	}
-	own := slices.Clone(shape)
-	if axis != Undivided {
-		start, end := b.layout.shareOf(Tensor, shape[axis])
-		own[axis], whole = end-start, sliceAxis(whole, shape, axis, start, end)
-	}
-	return tensor.New(tensor.WithShape(own...), tensor.WithBacking(whole)), nil
-}
-
-// initial returns the whole of a learnable: what [Builder.Begin] has for it, or what is drawn.
-func initial[T float32 | float64](b *Builder, name string, init Init, shape []int) ([]T, error) {
-	if b.values != nil {
-		switch values, err := b.values(name, shape); {
-		case err != nil:
-			return nil, err
-		case values.Len() > 0 && values.Len() != size(shape):
-			return nil, fmt.Errorf("%w: it begins with %d values, and has shape %v", ops.ErrShape,
-				values.Len(), shape)
-		case values.DType() == backend.F32:
-			return converted[T](backend.View[float32](values)), nil
-		case values.DType() == backend.F64:
-			return converted[T](backend.View[float64](values)), nil
-		case values.Len() > 0:
-			return nil, fmt.Errorf("%w: it begins with values of %v: use F32 or F64",
-				backend.ErrUnsupported, values.DType())
-		}
-	}
-	return drawn[T](b.seed, name, init, size(shape))
 }
 
 // drawn returns n values that a seed and a name determine.
@@ -293,10 +257,10 @@ func sliceAxis[T any](values []T, shape []int, axis, start, end int) []T {
 	return part
 }
 
-// variable returns a variable of the builder's dtype.
+// variable returns a variable with a value.
 func (b *Builder) variable(name string, value *tensor.Dense) *gorgonia.Node {
-	return gorgonia.NewTensor(b.graph, b.dtype, value.Dims(), gorgonia.WithShape(value.Shape()...),
-		gorgonia.WithName(name), gorgonia.WithValue(value))
+	return gorgonia.NewTensor(b.graph, value.Dtype(), value.Dims(),
+		gorgonia.WithShape(value.Shape()...), gorgonia.WithName(name), gorgonia.WithValue(value))
 }
 
 // tensor returns values as a tensor of the builder's dtype.

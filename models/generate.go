@@ -157,7 +157,7 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 	}
 	for _, n := range b.Graph().Inputs() {
 		value, ok := n.Value().(*tensor.Dense)
-		if !ok || n.Dtype() != tensor.Float32 && !isCache(n.Name()) || n == r.hidden {
+		if !ok || n.Dtype() == tensor.Int || n == r.hidden {
 			continue
 		}
 		if t := g.tensors[n.Name()]; t == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -39,9 +40,15 @@ type Model struct {
 }
 
 // Load reads config.json and generation_config.json of a folder, and the headers of its weights,
-// whose values are read when a graph is built. It is not collective: each rank that needs the model
-// calls it. store opens URLs, such as bucket.Open: of dir, and of what Save, LoadAdapter and
-// SaveAdapter get. Of files elsewhere, too, only the needed parts are read.
+// whose values are read when a graph is built. Matrices of 16-bit floats that nothing trains stay
+// where they are: in a Generator, beside an adapter, and with [layers.Builder.Freeze] in Logits.
+// Files of a disk are mapped for that, as long as the process lives, and must not be written in
+// place: replace them by renaming others, as Save does. One that has another length by then is an
+// error of the next graph; a run that reads what is cut off ends the process, by SIGBUS.
+//
+// It is not collective: each rank that needs the model calls it. store opens URLs, such as
+// bucket.Open: of dir, and of what Save, LoadAdapter and SaveAdapter get. Of files elsewhere, too,
+// only the needed parts are read.
 //
 // Errors: [backend.ErrUnsupported] names a type of model, a key or a value that this package lacks;
 // [backend.ErrArgument] is for sizes that do not fit, and tensors of two files with one name; a
@@ -137,18 +144,29 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens,
 // build is Logits, with the caches of c.
 func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (layers.Node, error) {
 	used := map[string]bool{}
-	b.Begin(func(learnable string, shape []int) (x backend.Buffer, err error) {
+	b.Begin(func(learnable string, shape []int) (x backend.Buffer, behind int, err error) {
 		begins := isAdapter(learnable) && m.adapter.tensors == nil
-		switch {
-		case c.tensors[learnable] != nil || begins && strings.Contains(learnable, loraB+"."):
-			return backend.Of(make([]float32, tensor.ProdInts(shape))), nil
+		switch t := c.tensors[learnable]; {
+		case t != nil && t.Dtype() == tensor.Float32:
+			x, err = residence.Memory(t, backend.F32)
+			return x, 0, err
+		case t != nil:
+			d, _ := residence.DType(t.Dtype())
+			x, err = residence.Memory(t, d)
+			return x, m.stored(learnable, shape).behind, err
+		case begins && strings.Contains(learnable, loraB+"."):
+			return backend.Of(make([]float32, tensor.ProdInts(shape))), 0, nil
 		case begins:
-			return x, nil // drawn
+			return x, 0, nil // drawn
 		}
 		return m.values(learnable, shape, used)
 	})
 	defer b.Begin(nil)
-	if m.adapter != nil {
+	switch {
+	case c.context > 0: // to generate
+		b.Freeze(func(string) bool { return true })
+		defer b.Freeze(nil)
+	case m.adapter != nil:
 		b.Freeze(func(learnable string) bool { return !m.adapter.learns(learnable) })
 		defer b.Freeze(nil)
 	}

@@ -74,7 +74,7 @@ func (e expected) tokens(t *testing.T, from int) (ids []int, rows, each int) {
 }
 
 // within runs a function as all ranks of a layout.
-func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Locker) error) {
+func within(t testing.TB, s layers.Sizes, f func(l *layers.Layout, build sync.Locker) error) {
 	t.Helper()
 	var build sync.Mutex
 	P := s.DP * s.SP * s.TP
@@ -310,7 +310,7 @@ func numbers(v gorgonia.Value) []float64 {
 }
 
 // learned returns the values of all learnables of a folder on one rank.
-func learned(t *testing.T, m *models.Model) map[string]*tensor.Dense {
+func learned(t testing.TB, m *models.Model) map[string]*tensor.Dense {
 	t.Helper()
 	weights := map[string]*tensor.Dense{}
 	within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
@@ -445,8 +445,8 @@ func TestNoCrashLeavesPartsOfTwoModels(t *testing.T) {
 		path := filepath.Join(dir, inTheWay)
 		require.NoError(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"),
 			0o777)))
-		require.That(t, m.Save(dir, maps.All(weights)) != nil, "%s is a directory, and Save does not say so",
-			inTheWay)
+		require.That(t, m.Save(dir, maps.All(weights)) != nil,
+			"%s is a directory, and Save does not say so", inTheWay)
 		_, err := os.Stat(filepath.Join(dir, "config.json"))
 		before := inTheWay == "model.safetensors"
 		require.Check(t, (err == nil) == before, "%s is in the way: config.json: %v", inTheWay, err)

@@ -11,10 +11,8 @@ import (
 	"maps"
 	"math"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 
 	"gorgonia.org/tensor"
 
@@ -187,8 +185,8 @@ func equal(a, b stored) (bool, error) {
 	if _, other, _ := b.file.Of(b.name); !slices.Equal(shape, other) {
 		return false, nil
 	}
-	x, err := a.file.Read(a.name)
-	y, wrong := b.file.Read(b.name)
+	x, err := a.file.Map(a.name)
+	y, wrong := b.file.Map(b.name)
 	if err = errors.Join(err, wrong); err != nil {
 		return false, err
 	}
@@ -260,31 +258,28 @@ func near(x []float64, angles []float32) bool {
 	return true
 }
 
-// values returns the elements of a learnable, of its whole shape, and notes the tensor.
+// values returns the elements of a learnable, of its whole shape, and how many of its first axes
+// are behind the others; it notes the tensor. Those of 16 bits stay in the file.
 func (m *Model) values(learnable string, shape []int, used map[string]bool) (x backend.Buffer,
-	err error) {
+	behind int, err error) {
 	s, err := m.find(learnable, shape)
 	if err != nil {
-		return x, err
+		return x, 0, err
 	}
 	used[s.name] = true
 	if m.adapter != nil && m.adapter.replaced[nameOf(learnable)] != "" { // by the adapter's
 		used[m.fileOf(nameOf(learnable)).name] = true
 	}
-	t, err := s.file.Read(s.name)
-	if err != nil {
-		return x, err
+	read := s.file.Read
+	if d, _, _ := s.file.Of(s.name); d.Size() == 2 {
+		read = s.file.Map
 	}
-	if s.transposed {
-		t.Data, err = transposed(t.Data, s.shape[0], s.shape[1])
+	t, err := read(s.name)
+	if err == nil && !t.Data.DType().Float() {
+		err = fmt.Errorf("%s: %w: weights of %v: use f32, f16 or bf16", s.name,
+			backend.ErrUnsupported, t.Data.DType())
 	}
-	if err == nil {
-		x, err = numbers(t.Data)
-	}
-	if err != nil {
-		return x, fmt.Errorf("%s: %w", s.name, err)
-	}
-	return x, nil
+	return t.Data, s.behind, err
 }
 
 // stored says how a file stores a learnable.
@@ -292,6 +287,7 @@ type stored struct {
 	name       string
 	shape      []int
 	transposed bool              // a matrix that is [out, in] there, and [in..., out...] here
+	behind     int               // the axes of in, which are behind those of out there
 	file       *safetensors.File // after find
 }
 
@@ -322,6 +318,7 @@ func (m *Model) stored(learnable string, shape []int) stored {
 		s.transposed = isAdapter(learnable) || m.Type != gpt2 && strings.HasSuffix(of, "_proj")
 	}
 	if s.transposed {
+		s.behind = in
 		slices.Reverse(s.shape)
 	}
 	if isAdapter(learnable) {
@@ -384,21 +381,4 @@ func numbers(b backend.Buffer) (backend.Buffer, error) {
 	}
 	return b, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", backend.ErrUnsupported,
 		b.DType())
-}
-
-// transposed returns a matrix of rows and columns, transposed by all cores: a Llama of 1 B took
-// most of its time to load here.
-func transposed(x backend.Buffer, rows, columns int) (backend.Buffer, error) {
-	y := safetensors.New(x.DType(), []int{columns, rows}).Data
-	errs := make([]error, runtime.GOMAXPROCS(0))
-	var moving sync.WaitGroup
-	for i := range errs {
-		from, to := i*columns/len(errs), (i+1)*columns/len(errs)
-		moving.Go(func() {
-			errs[i] = kernels.Host{}.CopyStrided(y.Slice(from*rows, to*rows),
-				x.Slice(from, x.Len()), []int{to - from, rows}, []int{1, columns})
-		})
-	}
-	moving.Wait()
-	return y, errors.Join(errs...)
 }

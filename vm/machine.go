@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
@@ -133,7 +134,7 @@ func (m *Machine) train(problem error) error {
 		err = m.agree(m.prepare())
 	}
 	if err == nil {
-		err = m.parallel.compare(m.read.Inputs)
+		err = m.parallel.compare(slices.DeleteFunc(slices.Clone(m.read.Inputs), m.ofFile))
 	}
 	return err
 }
@@ -469,6 +470,12 @@ func (m *Machine) stepped() error {
 	m.solver.countStep()
 	cmp.Or(m.parallel, m.alone).applied()
 	return m.inputs.leave(m.exec)
+}
+
+// ofFile reports whether a variable is frozen and of 16 bits, such as what lies in a file: it may
+// be gigabytes, and to compare it takes longer than to read it.
+func (m *Machine) ofFile(n *gorgonia.Node) bool {
+	return slices.Contains(m.frozen, n) && residence.Half(n.Dtype())
 }
 
 // StepTime is how long a step of the plan took.

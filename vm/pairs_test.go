@@ -380,7 +380,9 @@ func (m *paired) lookup(s *setting) layered.Node {
 	if !s.plain {
 		return m.table.Lookup(m.tokens)
 	}
-	m.b.Begin(func(string, []int) (backend.Buffer, error) { return m.table.State()[""], nil })
+	m.b.Begin(func(string, []int) (backend.Buffer, int, error) {
+		return m.table.State()[""], 0, nil
+	})
 	rows := m.b.Learn("rows", layered.Normal(0), layered.Undivided, pairWords, pairWidth)
 	m.b.Begin(nil)
 	m.rows = rows.Node

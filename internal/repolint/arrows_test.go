@@ -63,7 +63,7 @@ var arrows = []arrow{
 		"backend", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
 	}},
 	{"layers", []string{"autograd/...", "backend", "ops/...", "vm", "internal/group",
-		"internal/terms"}},
+		"internal/kernels", "internal/residence", "internal/terms"}},
 	{"models/tokenizer", []string{"internal/files"}},
 	{"models/...", []string{"autograd/...", "backend", "internal/kernels", "layers", "models/...",
 		"ops/...", "vm", "internal/files", "internal/residence", "internal/safetensors"}},

@@ -241,6 +241,8 @@ type File struct {
 	path string
 	f    files.File
 	at   io.ReaderAt // f, or its bytes
+	// mapped is the file in memory, after the first Map, if it can be mapped.
+	mapped []byte
 }
 
 // Open opens a file and checks its header.
@@ -253,7 +255,7 @@ func Open(in files.Dir, name string) (*File, error) {
 	if err == nil {
 		var h *Header
 		if h, err = ReadHeader(f, info.Size()); err == nil {
-			return &File{h, in.Path(name), f, f}, nil
+			return &File{Header: h, path: in.Path(name), f: f, at: f}, nil
 		}
 	}
 	f.Close()
@@ -273,15 +275,46 @@ func (f *File) Keep() error {
 	return errors.Join(err, f.Close())
 }
 
-// Read reads a tensor, which the header has.
-func (f *File) Read(name string) (Tensor, error) {
+// find returns where a tensor is, which the header has.
+func (f *File) find(name string) (entry, error) {
 	e, ok := f.entries[name]
 	if !ok {
-		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.path, name)
+		return e, fmt.Errorf("%s has no tensor %q", f.path, name)
 	}
 	if !e.dtype.Valid() {
-		return Tensor{}, fmt.Errorf("%w: in %s tensor %q is of %.20s: use one of %v",
+		return e, fmt.Errorf("%w: in %s tensor %q is of %.20s: use one of %v",
 			backend.ErrUnsupported, f.path, name, e.DType, backend.DTypes())
+	}
+	return e, nil
+}
+
+// Map is Read of a tensor where it lies, in the memory of a mapped file, which can only be read and
+// stays mapped while the process lives: so it costs nothing before somebody looks at it. It reads
+// a file that cannot be mapped. See files.Map for one that is cut off.
+func (f *File) Map(name string) (Tensor, error) {
+	e, err := f.find(name)
+	if err != nil {
+		return Tensor{}, err
+	}
+	if f.mapped == nil && f.at == io.ReaderAt(f.f) {
+		if info, err := f.f.Stat(); err != nil || info.Size() != f.data+f.nbytes {
+			return Tensor{}, fmt.Errorf("%s had %d bytes when it was opened, and has others now: "+
+				"replace files by renaming others", f.path, f.data+f.nbytes)
+		}
+		f.mapped = files.Map(f.f, f.data+f.nbytes)
+	}
+	if f.mapped == nil || (f.data+e.Offsets[0])%int64(e.dtype.Size()) != 0 {
+		return f.Read(name)
+	}
+	data := backend.Of(f.mapped).Slice(int(f.data+e.Offsets[0]), int(f.data+e.Offsets[1]))
+	return Tensor{Shape: e.Shape, Data: data.As(e.dtype)}, nil
+}
+
+// Read reads a tensor, which the header has.
+func (f *File) Read(name string) (Tensor, error) {
+	e, err := f.find(name)
+	if err != nil {
+		return Tensor{}, err
 	}
 	t := New(e.dtype, e.Shape)
 	if _, err := f.at.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
