@@ -140,8 +140,9 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 	b := layers.NewBuilder(gorgonia.NewGraph(), g.layout, tensor.Float32, 0)
 	r := &generating{tokens: b.Tokens("tokens", 1, batch, f.positions),
 		ids: make([]int, batch*f.positions),
-		caching: caching{context: g.options.Context, step: f.step, dtype: g.cached(), tensors: g.tensors,
-			slots: integers(b, "slots", batch*f.positions), ends: integers(b, "ends", batch)}}
+		caching: caching{context: g.options.Context, step: f.step, dtype: g.cached(),
+			tensors: g.tensors,
+			slots:   integers(b, "slots", batch*f.positions), ends: integers(b, "ends", batch)}}
 	if f.step {
 		r.lengths = integers(b, "lengths", batch)
 		r.windowed(b, g.model, batch)

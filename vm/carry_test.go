@@ -272,7 +272,7 @@ func TestWhatAnotherMachineHasTrainedIsNotReadAsData(t *testing.T) {
 }
 
 // TestAttentionReadsA16BitCacheAsItIs: a step writes a row that positions have turned, in two
-// halves, and casts nothing but that; results are those of a cache of Float32.
+// halves, and casts nothing but that; a cache of Float32 gives the same results.
 func TestAttentionReadsA16BitCacheAsItIs(t *testing.T) {
 	const keys, size = 6, 8
 	step := func(of tensor.Dtype) (m *vm.Machine, result gorgonia.Value) {
@@ -299,7 +299,8 @@ func TestAttentionReadsA16BitCacheAsItIs(t *testing.T) {
 		y := must(nn.Attention(heads(value("q", 1, size), 1), heads(read, keys), heads(read, keys),
 			nn.AttentionOptions{}))
 		gorgonia.Read(y, &result)
-		m = machineOn(t, fake(t), g, vm.Eval(), vm.WithPrecision(vm.BF16), vm.WithState(cache, next))
+		m = machineOn(t, fake(t), g, vm.Eval(), vm.WithPrecision(vm.BF16),
+			vm.WithState(cache, next))
 		run(t, m)
 		return m, result
 	}

@@ -224,7 +224,8 @@ func BenchmarkFewQueriesOnGPU(b *testing.B) {
 				return f(a)
 			})
 		}
-		fmt.Printf("%-44s %9.2f", strings.Trim(fmt.Sprint(c), "[]"), by(s.queue.arithmetic.Attention))
+		fmt.Printf("%-44s %9.2f", strings.Trim(fmt.Sprint(c), "[]"),
+			by(s.queue.arithmetic.Kernels.Attention))
 		best := 0.0
 		for _, n := range parts {
 			took := by(func(a kernels.Attention) error {

@@ -31,7 +31,8 @@ const workspaceBytes = 32 << 20
 
 // Products multiplies matrices on a queue: by cuBLAS where it is installed, otherwise by kernels of
 // package internal/kernels/cuda, and in any case by these where up to 16 rows are multiplied by a
-// matrix of bf16, once they are ready: see [Products.Prepare]. It is not for several goroutines at once.
+// matrix of bf16, once they are ready: see [Products.Prepare]. It is not for several goroutines at
+// once.
 //
 // cuBLAS is looked for on the library path, in CUDA_HOME, and where pip puts NVIDIA's wheels.
 // EURYALE_CUBLAS names its file or its folder; EURYALE_CUBLAS=off does without.

@@ -20,8 +20,8 @@ import (
 //	out  y        [d..., n, e...]   y[d, indices[k], e] = rows[d, k, e], and elsewhere x
 //
 // A negative axis counts from the last. Of equal indices the last one counts. x may also be a
-// variable of 16-bit floats, as [Cast] takes, with rows of Float32 or Float64 that are rounded to y,
-// which is like x: in a machine of vm, such as a cache.
+// variable of 16-bit floats, as [Cast] takes, such as a cache in a machine of vm: rows of Float32
+// or Float64 are rounded to y, which is like x.
 //
 // Gradient: dx is dy with zeros at the indices, and drows are the elements of dy there, so
 // gradients are right if no two indices are equal. Indices have none, nor has 16-bit x.

@@ -49,8 +49,8 @@ func (k Kernels) Attention(a kernels.Attention) error {
 	return k.launcher.Launch(c)
 }
 
-// fewKeys is how many keys all warps of a block of attention_few.cu have in a step, by the size of a
-// head, and fewParts how many blocks share keys at most.
+// fewKeys is how many keys all warps of a block of attention_few.cu have in a step, by the size of
+// a head, and fewParts how many blocks share keys at most.
 var fewKeys = map[int]int{64: 4 * 32, 128: 4 * 16}
 
 const fewParts = 32
@@ -69,13 +69,14 @@ func FitsFewQueries(a kernels.Attention) bool {
 		a.Batch*a.Heads/a.Group <= fewRowsBlocks
 }
 
-// FewQueries is Attention where it fits. The room is that of FewRows.
+// FewQueries is Attention where it fits, with the room of FewRows.
 //
 // Errors: as those of Attention.
 func (k Kernels) FewQueries(a kernels.Attention, room backend.Buffer) error {
 	return k.FewQueriesIn(a, room, fewParts)
 }
 
+// FewQueriesIn is FewQueries with keys in so many parts at most.
 func (k Kernels) FewQueriesIn(a kernels.Attention, room backend.Buffer, parts int) error {
 	wrong := check.Attention(a)
 	a = a.Filled()

@@ -132,7 +132,8 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 			left[2 * j + 1][r] = x[2], left[2 * j + 1][2 + r] = x[3];
 		}
 	}
-	f32 scale = f32(h.scale) * log2_e, most[2] = {-infinity_f32(), -infinity_f32()}, weights[2] = {};
+	f32 scale = f32(h.scale) * log2_e, most[2] = {-infinity_f32(), -infinity_f32()};
+	f32 weights[2] = {};
 	f32 sums[Size / 8][4] = {};
 #pragma unroll 1
 	for (u32 key = first; key < end; key += each) {

@@ -4,11 +4,11 @@
 //
 // A warp goes along K and reads 8 chunks of 16 bytes a thread at a time, each thread those that it
 // multiplies itself: nothing is exchanged before the sums. The next ones are read to registers
-// meanwhile: by way of shared memory it took 1.1 to 2 times as long (H200). In a product of fragments, which index
-// of K an element has does not matter as long as both operands agree. So a thread takes eight
-// neighbours along K where the fragment has four and four others, and as with K, so with columns.
-// The matrix is the left operand, of 16 rows, which are columns of C, and the rows are the right
-// one, of 8.
+// meanwhile: by way of shared memory it took 1.1 to 2 times as long (H200). In a product of
+// fragments, which index of K an element has does not matter as long as both operands agree. So a
+// thread takes eight neighbours along K where the fragment has four and four others, and as with K,
+// so with columns. The matrix is the left operand, of 16 rows, which are columns of C, and the rows
+// are the right one, of 8.
 //
 // Warps of a block share K, and so do blocks, which then leave their sums in `partial`. The last
 // block of a tile adds them up, in the order of K: the bits are the same in every run.
