@@ -85,8 +85,8 @@ func (d *DataParallel) TrySave(dir string, solver gorgonia.Solver, opts ...SaveO
 // Weights gives the model to take, on the first rank alone, by name and one tensor after the other:
 // whole parameters, wherever ranks or a device have them, in the order of New, then variables of
 // [WithFrozen] and running statistics. No rank puts together more than one parameter at a time.
-// Weights is collective, and returns the error of take on all ranks. hash is that of
-// [DataParallel.Hash], made beside take, on the first rank:
+// Weights is collective, and returns the error of take on all ranks. On the first rank hash is what
+// [DataParallel.Hash] returns, made beside take:
 //
 //	hash, err := dp.Weights(func(weights iter.Seq2[string, *tensor.Dense]) error {
 //		return model.Save("tuned", weights)
@@ -110,7 +110,7 @@ func (d *DataParallel) Weights(
 		if err == nil || d.divided() {
 			s.weights(func(string, *tensor.Dense) bool { return true }) // what take has left
 		}
-		hash, err = s.end(err)
+		hash, err = s.sum(err)
 		return d.saver.Agree("", err)
 	})
 	return hash, err
@@ -144,7 +144,7 @@ func (s *stream) weights(yield func(string, *tensor.Dense) bool) {
 		p := s.d.params[s.next]
 		s.next++
 		var all stored
-		if all, s.wrong = s.d.whole(p); s.wrong == nil && first {
+		if all, s.wrong = s.d.wholeParam(p); s.wrong == nil && first {
 			s.bytes <- all.Data.Bytes()
 		}
 		if !s.give(p.node.Name(), all, yield) {
@@ -170,8 +170,8 @@ func (s *stream) give(name string, all stored, yield func(string, *tensor.Dense)
 	return yield(name, x)
 }
 
-// end returns the hash of what was given, unless there is an error.
-func (s *stream) end(err error) (string, error) {
+// sum returns the hash of what was given, unless there is an error.
+func (s *stream) sum(err error) (string, error) {
 	close(s.bytes)
 	s.hashed.Wait()
 	if err = cmp.Or(s.wrong, err); err == nil {
@@ -186,9 +186,9 @@ func (s *stream) end(err error) (string, error) {
 // divided reports whether ranks have parts of parameters, of whatever kind.
 func (d *DataParallel) divided() bool { return d.sharded || d.parts != nil }
 
-// whole returns all elements of a parameter, on the first rank and others. Where ranks have parts
-// it is collective, and an error before an exchange is one on all of them.
-func (d *DataParallel) whole(p *param) (all stored, err error) {
+// wholeParam returns all elements of a parameter, on the first rank and others. Where ranks have
+// parts it is collective, and an error before an exchange is one on all of them.
+func (d *DataParallel) wholeParam(p *param) (all stored, err error) {
 	err = d.planned.bring(false, p.node)
 	if d.divided() {
 		err = d.saver.Agree("", err)

@@ -16,9 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// TestLearnablesBeginWithWhatBeginHas: F32 or F64, of which each rank of the Tensor group takes its
-// part; other lengths and dtypes are refused.
-func TestLearnablesBeginWithWhatBeginHas(t *testing.T) {
+// TestLearnablesBeginWithWhatBeginHasRaced: F32 or F64, of which each rank of the Tensor group
+// takes its part; other lengths and dtypes are refused.
+func TestLearnablesBeginWithWhatBeginHasRaced(t *testing.T) {
 	single, double := []float32{1, 2, 3, 4, 5, 6}, []float64{1, 2, 3, 4, 5, 6}
 	for _, c := range []struct {
 		dtype  tensor.Dtype

@@ -106,7 +106,7 @@ func TestAFolderOf16BitsStaysSo(t *testing.T) {
 }
 
 // TestGraphsReadAFolderWhereItLies: what is frozen has the memory of the mapped file in each graph,
-// and texts are those of F32.
+// and texts are as in F32.
 func TestGraphsReadAFolderWhereItLies(t *testing.T) {
 	half, wide := halved(t, "llama3", backend.BF16)
 	m := load(t, half)

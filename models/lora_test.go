@@ -121,7 +121,8 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		require.Fails(t, "builds", err, want)
 	}
 	m := load(t, "testdata/llama3")
-	require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), maps.All(learned(t, m))), "call Adapt")
+	require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), maps.All(learned(t, m))),
+		"call Adapt")
 	require.Fails(t, "Adapt after Logits", m.Adapt(models.LoRA{Rank: 2}), "before Logits")
 	m = load(t, "testdata/llama3")
 	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
@@ -130,10 +131,10 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 	require.Fails(t, "SaveAdapter", m.SaveAdapter(copied(t, "gpt2"), maps.All(learned(t, m))),
 		"it has a model")
 	for want, spoil := range map[string]func(w map[string]*tensor.Dense){
-		"no " + first:           func(w map[string]*tensor.Dense) { delete(w, first) },
-		"9 learnables":          func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
-		"nil or a scalar":       func(w map[string]*tensor.Dense) { w[first] = one },
-		"q_proj.weight is none": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
+		"no " + first:      func(w map[string]*tensor.Dense) { delete(w, first) },
+		"9 learnables":     func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
+		"nil or a scalar":  func(w map[string]*tensor.Dense) { w[first] = one },
+		"q_proj.weight is": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
 		"[0 1] is NaN": func(w map[string]*tensor.Dense) {
 			w[first] = w[first].Clone().(*tensor.Dense)
 			w[first].Data().([]float32)[w[first].Shape()[1]] = float32(math.NaN())

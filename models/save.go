@@ -314,7 +314,7 @@ func (r replacing) remove(names ...string) (err error) {
 // encode writes learnables to the files of the draft: in the dtypes of the folder that was loaded,
 // and in F32 for an adapter.
 func (r replacing) encode(m *Model, weights iter.Seq2[string, *tensor.Dense]) error {
-	places, err := r.begin()
+	places, err := r.beginFiles()
 	if err != nil {
 		return err
 	}
@@ -342,15 +342,15 @@ func (r replacing) encode(m *Model, weights iter.Seq2[string, *tensor.Dense]) er
 	return nil
 }
 
-// place is where the elements of a tensor are written.
-type place struct {
+// spot is where the elements of a tensor are written.
+type spot struct {
 	file io.WriterAt
 	at   int64
 }
 
-// begin makes the files of tensors, and returns the places of these.
-func (r replacing) begin() (map[string]place, error) {
-	places := map[string]place{}
+// beginFiles makes the files of tensors, and returns the places of these.
+func (r replacing) beginFiles() (map[string]spot, error) {
+	places := map[string]spot{}
 	for file, names := range r.shards {
 		in := map[string]safetensors.Tensor{}
 		for _, name := range names {
@@ -373,7 +373,7 @@ func (r replacing) begin() (map[string]place, error) {
 		}
 		at = int64(len(begin))
 		for _, name := range slices.Sorted(maps.Keys(in)) {
-			places[name] = place{f, at}
+			places[name] = spot{f, at}
 			at += in[name].NBytes()
 		}
 	}
@@ -385,7 +385,7 @@ func (r replacing) begin() (map[string]place, error) {
 const partLength = 1 << 19
 
 // convert starts the conversion of a learnable to its tensor, in parts, and returns its name.
-func (r replacing) convert(m *Model, learnable string, x *tensor.Dense, places map[string]place,
+func (r replacing) convert(m *Model, learnable string, x *tensor.Dense, places map[string]spot,
 	parts *errgroup.Group, scratch *sync.Pool) (string, error) {
 	if err := hasAxes(x); err != nil {
 		return "", err
@@ -407,21 +407,21 @@ func (r replacing) convert(m *Model, learnable string, x *tensor.Dense, places m
 	if err = cmp.Or(err, residence.Present(elements)); err != nil {
 		return "", err
 	}
-	rows, row := elements.Len(), 1 // of the file
+	count, row := elements.Len(), 1 // rows of the file
 	if s.transposed {
-		rows, row = s.shape[0], s.shape[1]
+		count, row = s.shape[0], s.shape[1]
 	}
 	d := r.tensors[s.name].Data.DType()
 	step := max(1, partLength/max(row, 1))
-	for from := 0; from < rows; from += step {
-		count := min(step, rows-from)
+	for from := 0; from < count; from += step {
+		length := min(step, count-from)
 		parts.Go(func() error {
-			p := part{from * row, elements.Slice(from, elements.Len()), []int{count, row}, nil}
+			p := rows{from * row, elements.Slice(from, elements.Len()), []int{length, row}, nil}
 			if s.transposed {
-				p.strides = []int{1, rows}
+				p.strides = []int{1, count}
 			}
 			room, _ := scratch.Get().(*backend.Buffer)
-			if n := count * row * (own.Size() + d.Size()); room == nil || room.Len() < n {
+			if n := length * row * (own.Size() + d.Size()); room == nil || room.Len() < n {
 				more := residence.Zeros(backend.U8, n)
 				room = &more
 			}
@@ -442,15 +442,15 @@ func hasAxes(x *tensor.Dense) error {
 	return nil
 }
 
-// part is rows of a tensor of a file.
-type part struct {
+// rows are a part of a tensor of a file.
+type rows struct {
 	first          int            // of its elements, in the tensor
 	elements       backend.Buffer // from the first one on
 	shape, strides []int          // where the others are; no strides if they follow each other
 }
 
 // write converts a part to a dtype, and writes it. room is for its elements in both dtypes.
-func (p part) write(to place, d backend.DType, shape []int, room backend.Buffer) error {
+func (p rows) write(to spot, d backend.DType, shape []int, room backend.Buffer) error {
 	n := p.shape[0] * p.shape[1]
 	values := p.elements.Slice(0, min(n, p.elements.Len()))
 	own := n * values.DType().Size()

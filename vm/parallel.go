@@ -165,8 +165,8 @@ func (p *parallel) copied() {
 	}
 }
 
-// pullLearnables is Pull of all learnables or some, or of this rank's shards of them. With all, what
-// is frozen may be loaded from a checkpoint, too.
+// pullLearnables is Pull of all learnables or some, or of this rank's shards of them. With all,
+// what is frozen may be loaded from a checkpoint, too.
 func (m *Machine) pullLearnables(whole bool, some ...*gorgonia.Node) error {
 	for _, in := range m.inputs {
 		if some == nil && slices.Contains(m.frozen, in.node) {

@@ -105,7 +105,7 @@ func main() {
 	t.build()
 	err := t.train(ctx)
 	if err == nil {
-		t.end()
+		t.writeLast()
 		t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
 			t.past.Loss, t.past.Eval, t.comm.Size(), t.layout, t.comm.Capabilities().Backend,
 			t.params, time.Since(began).Seconds())

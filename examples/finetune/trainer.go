@@ -349,8 +349,8 @@ func (t *trainer) feed(samples []texts.Sample, step, first int) {
 	}
 }
 
-// end writes the model, unless that of the best evaluation has been written.
-func (t *trainer) end() {
+// writeLast writes the model, unless that of the best evaluation has been written.
+func (t *trainer) writeLast() {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT) // the training would be lost
 	if t.best && t.checkpoint != "" {
 		data := t.machine.DataParallel()

@@ -1,0 +1,3 @@
+//go:build race
+
+package files // make race runs all of its tests
