@@ -55,13 +55,14 @@ func TestProductsOnGPU(t *testing.T) {
 			d := openDevice(t, 0)
 			q, p := openProducts(t, d, cublas)
 			t.Log(p.Library())
+			ok(t, p.Prepare())
 			for _, types := range [][2]backend.DType{
 				{backend.F32, backend.F32}, {backend.F64, backend.F64}, {backend.F16, backend.F16},
 				{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16,
 					backend.F32},
 			} {
 				for _, shape := range [][4]int{{1, 1, 1, 1}, {1, 7, 5, 3}, {3, 33, 65, 40},
-					{1, 130, 140, 70}, {2, 4, 6, 0}} {
+					{1, 130, 140, 70}, {2, 4, 6, 0}, {1, 4, 24, 16}, {1, 16, 8, 264}} {
 					for flags := range 4 {
 						compareProduct(t, q, p, types, shape, flags)
 					}
