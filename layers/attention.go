@@ -19,6 +19,8 @@ type AttentionOptions struct {
 	KeyHeads int
 	Causal   bool    // a position sees only itself and those before it
 	SoftCap  float64 // bounds scores: see nn.AttentionOptions
+	// Appended makes Causal count from KeyLengths: see nn.AttentionOptions.
+	Appended bool
 	// Mask is added to the scores of every head. Its shape is repeated to [batch, 1, queries,
 	// keys]. It is the same on all ranks of both groups, and has no gradient.
 	Mask *gorgonia.Node
@@ -222,7 +224,7 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 			}
 		}
 		y, err := nn.Attention(operands[0], operands[1], operands[2], nn.AttentionOptions{
-			Causal: o.Causal, SoftCap: o.SoftCap, Mask: o.Mask, KeyLengths: o.KeyLengths})
+			Causal: o.Causal, Appended: o.Appended, SoftCap: o.SoftCap, Mask: o.Mask, KeyLengths: o.KeyLengths})
 		if err != nil {
 			return Node{}, err
 		}

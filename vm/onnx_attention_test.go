@@ -36,20 +36,13 @@ func onnxAttention(c *onnxCase) (nodes, error) {
 	if len(c.nodes) > 6 {
 		o.KeyLengths = c.nodes[6]
 	}
-	alone := c.int("hides_keys_alone", 0) != 0 // as in PyTorch
-	if o.Causal && (q[2] != k[2] || o.KeyLengths != nil && !alone) {
-		var frontiers []int
-		for b := range q[0] {
-			first := 0
-			if o.KeyLengths != nil {
-				first = c.ints(6)[b] - q[2]
-			}
-			frontiers = append(frontiers, first)
-		}
+	if o.Causal && o.KeyLengths != nil {
+		o.Appended = c.int("hides_keys_alone", 0) == 0 // as in PyTorch
+	} else if o.Causal && q[2] != k[2] {
 		if o.Causal = false; o.Mask != nil {
 			shown = o.Mask
 		}
-		o.Mask = must(nn.Where(c.seen(frontiers, q[2], k[2]), shown, hidden))
+		o.Mask = must(nn.Where(c.seen(q[2], k[2]), shown, hidden))
 	}
 	y, err := nn.Attention(x[0], x[1], x[2], o)
 	if err != nil || !rows {
@@ -60,18 +53,15 @@ func onnxAttention(c *onnxCase) (nodes, error) {
 	return result(gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1] * s[3]}))
 }
 
-// seen is 1 where query i sees a key, those up to i + first of each entry of the batch, and 0
-// elsewhere.
-func (c *onnxCase) seen(first []int, queries, keys int) node {
+// seen is 1 where query i sees a key, those up to i, and 0 elsewhere.
+func (c *onnxCase) seen(queries, keys int) node {
 	var data []float64
-	for _, at := range first {
-		for i := range queries {
-			for j := range keys {
-				data = append(data, map[bool]float64{true: 1}[j <= i+at])
-			}
+	for i := range queries {
+		for j := range keys {
+			data = append(data, map[bool]float64{true: 1}[j <= i])
 		}
 	}
-	return c.numbers("seen", data, len(first), 1, queries, keys)
+	return c.numbers("seen", data, queries, keys)
 }
 
 // numbers is an input of the dtype of the first one.

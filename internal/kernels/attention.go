@@ -30,9 +30,11 @@ type Attention struct {
 
 	// Causal hides later keys: query i sees the keys j <= i + Keys - Queries. The result of a query
 	// that sees none is 0, and its lse -Inf.
-	Causal  bool
-	Scale   float64 // more than 0
-	SoftCap float64
+	Causal bool
+	// Appended makes Causal count from the length of an entry in place of Keys.
+	Appended bool
+	Scale    float64 // more than 0
+	SoftCap  float64
 
 	Q, K, V, Y HeadRows
 	LSE        backend.Buffer // [Batch, Heads, Queries], f64 where Y is, otherwise f32
@@ -85,12 +87,16 @@ func (a Attention) Filled() Attention {
 	return a
 }
 
-// Seen returns how many keys query i sees if no length hides any: the first ones.
-func (a *Attention) Seen(i int) int {
-	if !a.Causal {
-		return a.Keys
+// Seen returns how many keys query i of an entry with a length sees: the first ones.
+func (a *Attention) Seen(i, length int) int {
+	end := a.Keys
+	if length = min(max(length, 0), a.Keys); a.Appended {
+		end = length
 	}
-	return min(max(i+1+a.Keys-a.Queries, 0), a.Keys)
+	if !a.Causal {
+		return length
+	}
+	return min(max(i+1+end-a.Queries, 0), length)
 }
 
 // Attention checks its argument.
@@ -142,10 +148,11 @@ func (a *Attention) check() error {
 			"values of %d, scale %v: all are at least 1, and the scale is more than 0",
 			backend.ErrArgument, a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.ValueSize, a.Scale)
 	}
-	if a.Heads%a.Group != 0 || !(a.SoftCap >= 0) {
-		return fmt.Errorf("%w: attention of %d heads in groups of %d, soft cap %v: groups divide "+
-			"the heads, and the cap is at least 0",
-			backend.ErrArgument, a.Heads, a.Group, a.SoftCap)
+	if a.Heads%a.Group != 0 || !(a.SoftCap >= 0) || a.Appended && a.Lengths.Len() == 0 {
+		return fmt.Errorf("%w: attention of %d heads in groups of %d, soft cap %v, appended %v, "+
+			"%d lengths: groups divide the heads, the cap is at least 0, and appended queries "+
+			"have lengths",
+			backend.ErrArgument, a.Heads, a.Group, a.SoftCap, a.Appended, a.Lengths.Len())
 	}
 	d, statistics := a.Y.Buffer.DType(), backend.F32
 	switch d {

@@ -176,6 +176,8 @@ var hiding = []struct {
 		Causal: true}, masked: true, lengths: []int32{33, 0, 7}},
 	{Attention: Attention{Batch: 2, Heads: 1, Queries: 300, Keys: 310, Size: 3}, lengths: []int32{
 		100, 400}},
+	{Attention: Attention{Batch: 4, Heads: 4, Queries: 40, Keys: 90, Size: 5, Group: 2,
+		Causal: true, Appended: true}, lengths: []int32{90, 71, 40, 3}},
 }
 
 // hidden returns interleaved attention with a mask and lengths.
@@ -345,11 +347,15 @@ func addTimes(sums []float64, factor float64, x []float64) {
 // eachKey calls f with the score of each key that query i of head h sees, and the derivative of the
 // cap. q and k are the rows of the head.
 func eachKey[T float](a *Attention, h, i int, q, k []float64, f func(j int, s, slope float64)) {
-	seen := a.Seen(i)
+	length := a.Keys
 	if a.Lengths.Len() > 0 {
-		seen = min(seen, int(backend.View[int32](a.Lengths)[h/a.Heads]))
+		length = min(length, int(backend.View[int32](a.Lengths)[h/a.Heads]))
 	}
-	for j := range seen {
+	for j := range length {
+		if later := a.Keys - a.Queries; a.Appended && j-i > length-a.Queries ||
+			a.Causal && !a.Appended && j-i > later {
+			continue
+		}
 		s, slope := a.Scale*dot(q[i*a.Size:][:a.Size], k[j*a.Size:][:a.Size]), 1.0
 		if a.SoftCap > 0 {
 			t := math.Tanh(s / a.SoftCap)

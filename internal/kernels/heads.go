@@ -125,15 +125,15 @@ func (t *attending[T, S]) storeVectors(r headRows, first, n int, v vectors[T]) {
 
 // seen returns how many keys query i of a head sees.
 func (t *attending[T, S]) seen(head, i int) int {
-	n, entry := t.a.Seen(i), head/t.a.Heads
+	n, entry := t.a.Keys, head/t.a.Heads
 	switch lengths := t.a.Lengths; {
 	case lengths.Len() == 0:
-		return n
 	case lengths.DType() == backend.I64:
-		return max(0, min(n, int(backend.View[int64](lengths)[entry])))
+		n = int(backend.View[int64](lengths)[entry])
 	default:
-		return max(0, min(n, int(backend.View[int32](lengths)[entry])))
+		n = int(backend.View[int32](lengths)[entry])
 	}
+	return t.a.Seen(i, n)
 }
 
 // limit caps the scores of a query, and multiplies ds, unless nil, by the derivative of the cap.

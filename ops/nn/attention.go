@@ -19,6 +19,9 @@ type AttentionOptions struct {
 	// Causal hides later keys: query i sees the keys j <= i + keys - queries, so the last query
 	// sees all. The result of a query that sees none is 0.
 	Causal bool
+	// Appended makes Causal count from KeyLengths: query i sees the keys j <= i + length - queries,
+	// as the queries of a text's last positions see a cache of keys.
+	Appended bool
 	// Scale multiplies the scores; 0 stands for 1/sqrt(d).
 	Scale float64
 	// SoftCap bounds scores s by SoftCap tanh(s/SoftCap), before the mask; 0 is no bound.
@@ -46,7 +49,8 @@ type AttentionOptions struct {
 // gives 0 and no gradient, as PyTorch's scaled_dot_product_attention and ONNX's Attention do.
 //
 // Lengths skip the keys that they hide: prefer them to a mask for padding. Padded causal attention
-// takes both: keys behind a length are hidden, and the others as without it.
+// takes both: keys behind a length are hidden, and the others as without it, or with Appended as if
+// there were no others.
 //
 // Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale cap' w (dy vᵀ - sum(dy y)), dq = ds
 // k and dk = dsᵀ q; heads that share k and v add up their gradients. The mask has a gradient only
@@ -55,16 +59,17 @@ type AttentionOptions struct {
 // is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
 // again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
 // to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
-// SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
-// mask, or together with Causal or KeyLengths; [ops.ErrDType]. Where package vm computes the
-// lengths in the graph, result and gradients of an entry whose length is out of range are NaN.
+// SoftCap is negative or not finite, for a length out of range, for MaskGradient without a mask, or
+// together with Causal or KeyLengths, and for Appended without both of these; [ops.ErrDType]. Where
+// package vm computes the lengths in the graph, result and gradients of an entry whose length is
+// out of range are NaN.
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
 	}
 	s := attentionSpec{program.Attention{
-		Causal: o.Causal, Scale: o.Scale, SoftCap: o.SoftCap, Mask: o.Mask != nil,
-		Lengths: o.KeyLengths != nil,
+		Causal: o.Causal, Appended: o.Appended, Scale: o.Scale, SoftCap: o.SoftCap,
+		Mask: o.Mask != nil, Lengths: o.KeyLengths != nil,
 	}, o.MaskGradient}
 	x := []*gorgonia.Node{q, k, v}
 	for _, n := range []*gorgonia.Node{o.Mask, o.KeyLengths} {
@@ -90,6 +95,9 @@ func (s attentionSpec) name(name string) string {
 	name += "{"
 	if s.Causal {
 		name += "causal, "
+	}
+	if s.Appended {
+		name += "appended, "
 	}
 	name += fmt.Sprintf("scale %v", s.Scale)
 	if s.SoftCap > 0 {
@@ -118,6 +126,10 @@ func (s attentionSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if s.MaskGradient && (!s.Mask || s.Causal || s.Lengths) {
 		return nil, fmt.Errorf("%w: MaskGradient is for a mask that hides all keys itself, by "+
 			"-Inf: without Causal and KeyLengths", backend.ErrArgument)
+	}
+	if s.Appended && !(s.Causal && s.Lengths) {
+		return nil, fmt.Errorf("%w: Appended is for Causal attention with KeyLengths",
+			backend.ErrArgument)
 	}
 	scores := tensor.Shape{q[0], q[1], q[2], k[2]}
 	if s.Mask && !repeats(in[3], scores) {

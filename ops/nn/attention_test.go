@@ -47,6 +47,8 @@ var hidingOptions = []hidingCase{
 	{AttentionOptions{Causal: true, SoftCap: 2}, []int{2, 2, 3, 2}, []int{2, 1, 4, 2}, 2,
 		[]int{4}, []int{4, 2}},
 	{AttentionOptions{}, []int{3, 2, 2, 3}, []int{3, 2, 5, 3}, 3, nil, []int{5, 0, 2}},
+	{AttentionOptions{Causal: true, Appended: true}, []int{3, 4, 2, 3}, []int{3, 2, 5, 3}, 3, nil,
+		[]int{5, 1, 2}},
 }
 
 // operands are normal: q, k and v, a mask, which hides every third key but all keys of its second
@@ -104,6 +106,11 @@ func TestAttention(t *testing.T) {
 	// Three queries of one key: the last one alone sees it.
 	checkForward(t, []operand{of([]int{1, 1, 3, 1}, 1, 1, 1), of([]int{1, 1, 1, 1}, 1), of([]int{1,
 		1, 1, 1}, 7)}, attended(AttentionOptions{Causal: true}), of([]int{1, 1, 3, 1}, 0, 0, 7), 0)
+	// Two queries behind one key, and behind none.
+	checkForward(t, []operand{of([]int{2, 1, 2, 1}, 0, 0, 0, 0), of([]int{2, 1, 4, 1}, 1, 1, 1, 1,
+		1, 1, 1, 1), of([]int{2, 1, 4, 1}, 2, 4, 9, 7, 6, 8, 7, 7), indices([]int{2}, 3, 2)},
+		attended(AttentionOptions{Causal: true, Appended: true}),
+		of([]int{2, 1, 2, 1}, 3, 5, 6, 7), 1e-12)
 	checkDistinct(t, []operand{normal(1, 1, 2, 3, 4), normal(2, 1, 2, 3, 4), normal(3, 1, 2, 3, 4)},
 		attended(AttentionOptions{}), attended(AttentionOptions{Causal: true}), attended(
 			AttentionOptions{Scale: 2}), attended(AttentionOptions{SoftCap: 2}))
@@ -215,6 +222,8 @@ func TestAttentionErrors(t *testing.T) {
 	_, err = Attention(q, q, q, AttentionOptions{Mask: k})
 	checkRefused(t, err, ops.ErrShape,
 		"the mask has shape (1, 2, 3, 5), want one that is repeated to (1, 2, 3, 3)")
+	_, err = Attention(q, q, q, AttentionOptions{Causal: true, Appended: true})
+	checkRefused(t, err, backend.ErrArgument, "for Causal attention with KeyLengths")
 	_, err = Attention(q, q, q, AttentionOptions{MaskGradient: true})
 	checkRefused(t, err, backend.ErrArgument, "without Causal and KeyLengths")
 	lengths := indices([]int{2}, 1, 2).node(g, "lengths", tensor.Int)

@@ -43,11 +43,11 @@ template <class T> struct Mask {
 };
 
 // `group` heads of queries share a head of keys and values, `size` are the elements of a query or a
-// key, and `width` those of a value. Kernels that are not `Limited` have neither caps nor masks,
-// whose code would take their registers.
-template <class T, bool Limited> struct Heads {
+// key, and `width` those of a value. Kernels that are not `Limited` have neither caps nor masks, and
+// gradients among them are not `Appended`: that code would take their registers.
+template <class T, bool Limited, bool Appended = Limited> struct Heads {
 	u64 count, per_batch, queries, keys, size;
-	bool causal;
+	u64 causal; // 0 is not, and 2 counts from the length of an entry
 	f64 scale;
 	u64 group, width;
 	f64 cap;
@@ -65,22 +65,26 @@ template <class T, bool Limited> struct Heads {
 		return own < 0 ? 0 : least((u64)own, keys);
 	}
 
-	// Query i sees the keys up to i + keys - queries.
+	// The last query sees the keys before this one.
+	DEVICE u64 frontier(u64 length) const { return Appended && causal == 2 ? length : keys; }
+
+	// Query i sees the keys up to i + frontier - queries.
 	DEVICE bool visible(u64 query, u64 key, u64 length) const {
-		return key < length && (!causal || key + queries <= query + keys);
+		return key < length && (!causal || key + queries <= query + frontier(length));
 	}
 
 	// How many keys, from the first one on, the queries up to the last one see.
 	DEVICE u64 seen(u64 last, u64 length) const {
-		u64 end = last + 1 + keys;
+		u64 end = last + 1 + frontier(length);
 		return !causal ? length : end < queries ? 0 : least(end - queries, length);
 	}
 
 	// The first query that sees a key.
 	DEVICE u64 first_query(u64 key, u64 length) const {
-		return key >= length					 ? queries
-			: causal && key + queries > keys ? key + queries - keys
-											 : 0;
+		u64 before = frontier(length);
+		return key >= length					   ? queries
+			: causal && key + queries > before ? key + queries - before
+											   : 0;
 	}
 
 	// The mask of a query and a key of head n.
@@ -296,7 +300,7 @@ DEVICE f64 infinite(f64) { return infinity_f64(); }
 // exp(s[i,j]) } with s[i,j] = scale q[i] k[j]
 template <class T, u32 Size, u32 Each, class S, bool Limited>
 DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v,
-	const Heads<T, Limited> &h) {
+	const Heads<T, Limited, true> &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h.count); t.next()) {
@@ -469,16 +473,15 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 #define HEADS(T) u64 batch, u64 heads, u64 queries, u64 keys, u64 size, u64 causal, f64 scale, \
 	u64 group, u64 width, f64 cap, const T *mask, u64 mask_batch, u64 mask_head, u64 mask_row, \
 	u64 mask_key, const i64 *lengths
-#define THESE_HEADS(T, Limited) Heads<T, Limited> { batch * heads, heads, queries, keys, size, \
-	causal != 0, scale, group, width, cap, { mask, mask_batch, mask_head, mask_row, mask_key }, \
-	lengths }
+#define THESE_HEADS(...) Heads<__VA_ARGS__> { batch * heads, heads, queries, keys, size, causal, \
+	scale, group, width, cap, { mask, mask_batch, mask_head, mask_row, mask_key }, lengths }
 
 #define ATTENTION(Size, S, T, Limited, Blocks, GradientBlocks, forward, backward_q, backward_kv) \
 	SHARING_KERNEL(attention_##Size##_##S, 128, Blocks, OPERAND(S, y), T *lse, \
 		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), HEADS(T)) { \
 		await_predecessors(); \
 		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), \
-			THESE_HEADS(T, Limited)); \
+			THESE_HEADS(T, Limited, true)); \
 	} \
 	SHARING_KERNEL(attentiongradq_##Size##_##S, 128, GradientBlocks, OPERAND(S, dq), T *sums, \
 		OPERAND(const S, y), const T *lse, OPERAND(const S, q), OPERAND(const S, k), \

@@ -3,6 +3,7 @@ package cuda
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
@@ -30,7 +31,7 @@ var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, back
 const attentionThreads = 128
 
 // Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute
-// capability 8.0 on, unless it has a soft cap or a mask. Scores are not kept: it needs no memory
+// capability 8.0 on, unless it has a soft cap or a mask, or is a gradient of appended queries. Scores are not kept: it needs no memory
 // besides the results.
 //
 // Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements,
@@ -141,7 +142,8 @@ func attentionCall(verb string, a *kernels.Attention, wrong error, heads, n int)
 	}
 	d := a.Y.Buffer.DType()
 	sizes := headSizes[d]
-	if a.SoftCap > 0 || a.Mask.Buffer.Len() > 0 {
+	gradient := strings.HasPrefix(verb, "attentiongrad")
+	if a.SoftCap > 0 || a.Mask.Buffer.Len() > 0 || a.Appended && gradient {
 		sizes = limitedSizes[d]
 	}
 	for _, size := range sizes {
@@ -162,8 +164,12 @@ func (c *Launch) rowsOf(operands ...kernels.HeadRows) {
 }
 
 func (c *Launch) heads(a *kernels.Attention) {
+	causal := flag(a.Causal)
+	if causal > 0 && a.Appended {
+		causal = 2
+	}
 	c.pass(uint64(a.Batch), uint64(a.Heads), uint64(a.Queries), uint64(a.Keys), uint64(a.Size),
-		flag(a.Causal), math.Float64bits(a.Scale), uint64(a.Group), uint64(a.ValueSize),
+		causal, math.Float64bits(a.Scale), uint64(a.Group), uint64(a.ValueSize),
 		math.Float64bits(a.SoftCap))
 	m, mask, lengths := a.Mask, uint64(0), uint64(0)
 	if m.Buffer.Len() > 0 {

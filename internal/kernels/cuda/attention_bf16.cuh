@@ -247,7 +247,7 @@ DEVICE f32 largest_of_row(f32 x) {
 
 template <u32 Size, u32 N>
 DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf16> k,
-	Rows<const bf16> v, const Heads<f32, false> &h) {
+	Rows<const bf16> v, const Heads<f32, false, true> &h) {
 	typedef Fragments<Size, N> P;
 	alignas(1024) SHARED b128 room[2][2][P::chunks]; // keys and values, for now and for next
 	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");

@@ -75,7 +75,7 @@ template <u32 Size> struct Merge {
 
 template <u32 Size>
 DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf16> k,
-	Rows<const bf16> v, const Heads<f32, false> &h, f32 *partial, u32 *tickets) {
+	Rows<const bf16> v, const Heads<f32, false, true> &h, f32 *partial, u32 *tickets) {
 	typedef Few<Size> F;
 	constexpr u32 N = F::N;
 	SHARED struct alignas(16) Room {
@@ -256,7 +256,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 		f32 *partial, u32 *tickets) { \
 		(void)partial, (void)tickets; \
 		ATTEND_FEW(Size)(OF(bf16, y), lse, OF(const bf16, q), OF(const bf16, k), \
-			OF(const bf16, v), THESE_HEADS(f32, false) ROOM); \
+			OF(const bf16, v), THESE_HEADS(f32, false, true) ROOM); \
 	}
 FEW_QUERIES(64, 3)
 FEW_QUERIES(128, 2)

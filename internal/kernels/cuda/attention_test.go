@@ -91,6 +91,7 @@ type hiding struct {
 	cap           float64
 	mask          string  // the axes of the mask that are not 1: "bhqk"
 	lengths       []int64 // nil for none
+	appended      bool    // if it is causal
 }
 
 func (h heads) String() string {
@@ -204,6 +205,8 @@ func someHeads(m machine, part int) []heads {
 		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
 		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
 		{mask: "bhqk", values: 33, lengths: []int64{70, 33}}, {mask: "bk"}, {mask: "q"},
+		{group: 2, lengths: []int64{69, 66}, appended: true},
+		{lengths: []int64{12, 70}, cap: 1, appended: true},
 	} {
 		for j, causal := range []bool{false, true} {
 			if slow && (i+j+part)%2 > 0 {
@@ -215,7 +218,9 @@ func someHeads(m machine, part int) []heads {
 	if !slow {
 		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0, hiding{}}, heads{1, 2, 500,
 			700, 128, true, true, 0, hiding{}}, heads{1, 3, 512, 512, 64, false, true, 0, hiding{}},
-			heads{2, 8, 300, 400, 64, true, true, 0, hiding{group: 4, lengths: []int64{400, 70}}})
+			heads{2, 8, 300, 400, 64, true, true, 0, hiding{group: 4, lengths: []int64{400, 70}}},
+			heads{2, 4, 130, 700, 128, true, true, 0, hiding{group: 4, lengths: []int64{600, 200},
+				appended: true}})
 	}
 	return all
 }
@@ -230,7 +235,7 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	}
 	p := kernels.Attention{Batch: h.batch, Heads: h.heads, Queries: h.queries, Keys: h.keys,
 		Size: h.size, Group: h.group, ValueSize: h.values, SoftCap: h.cap, Causal: h.causal,
-		Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
+		Appended: h.causal && h.appended, Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
 	shared, width := h.heads/p.Group, p.ValueSize
 	n := h.batch * h.heads * h.queries
 	lse, sums := b.alloc(statistics, n, 0), b.alloc(statistics, n, h.offset)

@@ -112,7 +112,7 @@ func (e *Executor) attentionOf(s *step, y plan.Ref) kernels.Attention {
 	a := kernels.Attention{
 		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3),
 		Group: q.At(1) / k.At(1), ValueSize: v.At(3),
-		Causal: o.Causal, Scale: o.Scale, SoftCap: o.SoftCap,
+		Causal: o.Causal, Appended: o.Appended, Scale: o.Scale, SoftCap: o.SoftCap,
 		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(y),
 	}
 	if mask >= 0 {

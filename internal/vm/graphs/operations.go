@@ -248,6 +248,7 @@ var table = []operation{
 		values[3] = d.size()
 		o := nn.AttentionOptions{Scale: 0.25, SoftCap: float64(d.next(2))}
 		last, masked := integers(shape{x[0]}, x[2]), d.next(2) == 0
+		causal, appended := d.next(2) == 0, d.next(2) == 0
 		if masked {
 			last = numbers(shape{x[2], x[2]})
 		}
@@ -255,6 +256,8 @@ var table = []operation{
 			o := o
 			if o.KeyLengths = x[3]; masked {
 				o.Mask, o.KeyLengths, o.MaskGradient = x[3], nil, true
+			} else {
+				o.Causal, o.Appended = causal, causal && appended
 			}
 			return nn.Attention(x[0], x[1], x[2], o)
 		}

@@ -61,11 +61,15 @@ func (x *attentionOf) key(i, j int) int {
 // seen returns how many keys query i sees, masked ones included.
 func (x *attentionOf) seen(i int) int {
 	heads, queries, n := x.q.Shape.At(1), x.q.Shape.At(2), x.k.Shape.At(2)
+	end := n
 	if x.lengths != nil {
 		n = min(n, int(x.lengths[i/(heads*queries)].Value))
 	}
+	if x.Appended {
+		end = n
+	}
 	if x.Causal {
-		n = min(n, i%queries+1+x.k.Shape.At(2)-queries)
+		n = min(n, i%queries+1+end-queries)
 	}
 	return max(n, 0)
 }

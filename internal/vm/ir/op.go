@@ -119,6 +119,7 @@ type (
 	// and of lengths [B]: y [B, H, Queries, ValueSize], and lse [B, H, Queries] as result 1.
 	Attention struct {
 		Causal         bool
+		Appended       bool
 		Scale, SoftCap float64
 		Mask, Lengths  bool // are operands
 	}
@@ -379,6 +380,9 @@ func Rounded(op Op) int {
 func (o Attention) name(name string) string {
 	if o.Causal {
 		name += " causal"
+	}
+	if o.Appended {
+		name += " appended"
 	}
 	if o.Mask {
 		name += " masked"
