@@ -13,23 +13,27 @@ import (
 )
 
 // attend is causal attention of q, k and v, [batch, positions, heads, d], in a block. With caches
-// it writes k and v there; a step attends to all that they have.
+// it writes k and v there, and attends to all that they have.
 func (m *Model) attend(b *layers.Builder, c *caching, block int, q, k, v layers.Node) layers.Node {
 	o, p, window := layers.AttentionOptions{Causal: true}, m.dropout(m.Dropout.Attention),
 		m.window(block)
 	if c.context > 0 {
-		keys, values := c.cache(b, k), c.cache(b, v)
-		if c.step {
-			k, v, o = keys, values, layers.AttentionOptions{KeyLengths: c.lengths}
-		}
+		k, v = c.cache(b, k), c.cache(b, v)
+		o.KeyLengths = c.lengths
 	}
 	if b.Err() != nil {
 		return layers.Node{}
 	}
+	if c.context > 0 { // one position sees all that there is
+		o.Causal = q.Shape()[1] > 1
+		o.Appended = o.Causal
+	}
 	keys := k.Shape()[1]
 	if window >= keys || window == 0 {
 		window = 0
-	} else if o.Mask = c.hidden; !c.step {
+	} else if c.context > 0 {
+		o.Mask = c.near(b, window, q.Shape()[0])
+	} else {
 		o.Mask = c.masked(b, keys, window)
 	}
 	mask := o.Mask
@@ -60,11 +64,46 @@ func (c *caching) masked(b *layers.Builder, positions, window int) *gorgonia.Nod
 			scores[i] = math.Inf(-1)
 		}
 	}
+	return c.keep(window, b.Constant([]int{positions, positions}, scores))
+}
+
+// keep keeps the mask of a window.
+func (c *caching) keep(window int, mask *gorgonia.Node) *gorgonia.Node {
 	if c.masks == nil {
 		c.masks = map[int]*gorgonia.Node{}
 	}
-	c.masks[window] = b.Constant([]int{positions, positions}, scores)
-	return c.masks[window]
+	c.masks[window] = mask
+	return mask
+}
+
+// near returns what is added to the scores of keys in caches, [rows, 1, positions, context]: -Inf
+// hides those before a window. There is one for a graph and window.
+func (c *caching) near(b *layers.Builder, window, rows int) *gorgonia.Node {
+	if mask := c.masks[window]; mask != nil {
+		return mask
+	}
+	mask := b.Apply("window", func() (n layers.Node, err error) {
+		keys, before := make([]float64, c.context), make([]float64, c.context)
+		for i := range keys { // before the windows of positions
+			keys[i], before[i] = float64(i), float64(i-window)
+		}
+		last, err := pick(b.Constant([]int{c.context, 1}, before), c.places, rows)
+		if err == nil {
+			s := last.Shape()
+			last, err = gorgonia.Reshape(last, tensor.Shape{rows, 1, s[1], 1})
+		}
+		if err != nil {
+			return n, err
+		}
+		hidden, err := gorgonia.BroadcastGte(last, b.Constant([]int{1, 1, 1, c.context}, keys),
+			true, []byte{3}, []byte{0, 2})
+		if err == nil {
+			n.Node, err = nn.Where(hidden, gorgonia.NewConstant(float32(math.Inf(-1))),
+				gorgonia.NewConstant(float32(0)))
+		}
+		return n, err
+	})
+	return c.keep(window, mask.Node)
 }
 
 // attendDropping is attention whose weights have dropout, which nn.Attention has not: it keeps the
@@ -166,32 +205,6 @@ func scaled(x *gorgonia.Node, by float64) (*gorgonia.Node, error) {
 		number = float32(by)
 	}
 	return gorgonia.HadamardProd(x, gorgonia.NewConstant(number))
-}
-
-// windowed makes the input of a step that hides the positions before a window, if a block has one
-// that is shorter than the context: [batch, 1, 1, context].
-func (c *caching) windowed(b *layers.Builder, m *Model, batch int) {
-	for i := range m.Blocks {
-		if w := m.window(i); w > 0 && w < c.context && c.hidden == nil {
-			c.window = w
-			zeros := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(batch, 1, 1, c.context))
-			c.hidden = gorgonia.NewTensor(b.Graph(), tensor.Float32, 4, gorgonia.WithName("window"),
-				gorgonia.WithShape(zeros.Shape()...), gorgonia.WithValue(zeros))
-		}
-	}
-}
-
-// hide hides from row the positions before the window of a position.
-func (c *caching) hide(row, position int) {
-	if c.hidden == nil {
-		return
-	}
-	scores := c.hidden.Value().Data().([]float32)[row*c.context:][:c.context]
-	for i := range scores {
-		if scores[i] = 0; i <= position-c.window {
-			scores[i] = float32(math.Inf(-1))
-		}
-	}
 }
 
 // grows returns an error if the angles of positions change as a text grows to a context: keys in

@@ -31,6 +31,10 @@
 //	err = g.Generate(ctx, prompts, models.Sampling{Temperature: 0.8, TopP: 0.95, Stop: m.EOS},
 //		func(row, token int) error { ... })
 //
+// Of more prompts than rows the others wait, and each takes the place of a row that has ended. With
+// a Layout, ranks share the weights and the caches of a model that is too large, or too slow, for
+// one.
+//
 // # What is read
 //
 // A model is what transformers makes of its folder, or the folder is refused. config.json chooses

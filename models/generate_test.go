@@ -244,10 +244,10 @@ func TestGenerateRefuses(t *testing.T) {
 		prompts [][]int
 		s       models.Sampling
 	}{
-		"no prompt": {nil, models.Sampling{}}, "too many": {[][]int{p, p, p}, models.Sampling{}},
-		"an empty one": {[][]int{p, {}}, models.Sampling{}}, "a long one": {[][]int{long},
+		"no prompt": {nil, models.Sampling{}}, "an empty one": {[][]int{p, {}}, models.Sampling{}}, "a long one": {[][]int{long},
 			models.Sampling{}},
-		"another vocabulary":   {[][]int{{61}}, models.Sampling{}},
+		"another vocabulary":   {[][]int{p, p, {3, 61}}, models.Sampling{}},
+		"a negative token":     {[][]int{{-1, 3}}, models.Sampling{}},
 		"a temperature":        {[][]int{p}, models.Sampling{Temperature: -1}},
 		"greedy, and a draw":   {[][]int{p}, models.Sampling{Greedy: true, Temperature: 1}},
 		"no temperature":       {[][]int{p}, models.Sampling{Temperature: math.NaN()}},

@@ -19,7 +19,7 @@ func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens, c *caching) layer
 	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 	positions := b.Learn(gpt2Prefix+"wpe.weight", drawn, layers.Undivided, m.Positions, n)
 	switch {
-	case c.step:
+	case c.context > 0:
 		x = c.addPositions(b, positions, x)
 	case c.positions != nil:
 		x = b.Add(x, b.Embedding(positions, c.positions))

@@ -21,6 +21,23 @@ func TestDeviceChoosesWhatTheHostWouldChooseOnGPU(t *testing.T) {
 	choosesAsTheHost(t, gpu(t), "gpt2")
 }
 
+func TestAMixIsWhatItsPromptsAreAloneOnGPU(t *testing.T) {
+	seeds, context := uint64(16), 1200
+	if testenv.GPUs.Sampled() {
+		seeds, context = 2, 40
+	}
+	mixes(t, gpu(t), seeds, context)
+}
+
+// TestRanksThatShareTheWeightsOnGPU: two GPUs generate what one rank on the host does.
+func TestRanksThatShareTheWeightsOnGPU(t *testing.T) {
+	folders := []string{"gpt2", "llama3", "mistral"}
+	if testenv.GPUs.Sampled() {
+		folders = folders[1:2]
+	}
+	shareOnDevices(t, testenv.GPUs, folders...)
+}
+
 // BenchmarkGenerateOnGPU is what bench/peers/generate_torch.py measures of transformers.
 func BenchmarkGenerateOnGPU(b *testing.B) { generates(b, gpu(b), vm.BF16) }
 

@@ -68,8 +68,8 @@ func (m *Model) llamaAttention(b *layers.Builder, c *caching, block int, name st
 	return m.rows(b, name+"o_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Biased.Out)
 }
 
-// turned adds rotary positions to x, [batch, positions, heads, d], which has all positions, or the
-// next one in a step.
+// turned adds rotary positions to x, [batch, positions, heads, d], which has all positions, or with
+// caches some.
 func (m *Model) turned(b *layers.Builder, c *caching, x layers.Node) layers.Node {
 	return b.Apply("rotary positions", func() (layers.Node, error) {
 		if err := m.angles(b, c, x); err != nil {
@@ -94,7 +94,7 @@ func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (err error)
 		return nil
 	}
 	positions, half := x.Shape()[1], m.HeadWidth/2
-	if c.step {
+	if c.context > 0 {
 		positions = c.context
 	}
 	cos, sin := make([]float64, positions*half), make([]float64, positions*half)
@@ -105,9 +105,9 @@ func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (err error)
 	}
 	shape := []int{positions, 1, half}
 	c.cosines, c.sines = b.Constant(shape, cos), b.Constant(shape, sin)
-	if c.step {
-		if c.cosines, err = c.rows(c.cosines); err == nil {
-			c.sines, err = c.rows(c.sines)
+	if c.context > 0 {
+		if c.cosines, err = pick(c.cosines, c.places, x.Shape()[0]); err == nil {
+			c.sines, err = pick(c.sines, c.places, x.Shape()[0])
 		}
 	}
 	return err

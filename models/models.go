@@ -147,6 +147,13 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 	b.Begin(func(learnable string, shape []int) (x backend.Buffer, behind int, err error) {
 		begins := isAdapter(learnable) && m.adapter.tensors == nil
 		switch t := c.tensors[learnable]; {
+		case t != nil && t.Shape().TotalSize() != tensor.ProdInts(shape): // a rank's part
+			n, behind := tensor.ProdInts(shape), 0
+			d, _ := residence.DType(t.Dtype())
+			if d != backend.F32 {
+				behind = m.stored(learnable, shape).behind
+			}
+			return backend.Of(make([]float32, n)).As(d).Slice(0, n), behind, nil
 		case t != nil && t.Dtype() == tensor.Float32:
 			x, err = residence.Memory(t, backend.F32)
 			return x, 0, err

@@ -73,18 +73,27 @@ func (e expected) tokens(t *testing.T, from int) (ids []int, rows, each int) {
 	return ids, rows, each
 }
 
-// within runs a function as all ranks of a layout.
+// within runs a function as all ranks of a layout, on the host.
 func within(t testing.TB, s layers.Sizes, f func(l *layers.Layout, build sync.Locker) error) {
 	t.Helper()
 	var build sync.Mutex
+	withinOf(t, testenv.Hosts, s, func(_ *testenv.Rank, l *layers.Layout) error {
+		return f(l, &build)
+	})
+}
+
+// withinOf runs a function as all ranks of a layout.
+func withinOf(t testing.TB, k testenv.Kind, s layers.Sizes, f func(r *testenv.Rank,
+	l *layers.Layout) error) {
+	t.Helper()
 	P := s.DP * s.SP * s.TP
-	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
+	g := testranks.New(t, P, 20*time.Second, k.Connect(t, P))
 	require.NoError(t, g.All(func(r *testenv.Rank) error {
 		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
 		if err != nil {
 			return err
 		}
-		if err = f(l, &build); err != nil {
+		if err = f(r, l); err != nil {
 			r.Comm.Abort(err)
 		}
 		return errors.Join(err, l.Close())
