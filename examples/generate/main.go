@@ -12,8 +12,12 @@
 // a line on standard error tells what that is. Where it gives no length, --max is 256.
 //
 // --adapter takes a LoRA adapter in PEFT's format, such as examples/finetune writes. The program
-// uses one GPU if there is one, and the processor otherwise. A line behind the text, on standard
-// error, is for programs:
+// uses one GPU if there is one, and the processor otherwise; with --tp, so does each of as many
+// ranks, which shard the weights:
+//
+//	euryale run -n 2 ./examples/generate Llama-3.1-8B --tp 2 --prompt "The sea was"
+//
+// A line behind the text, on standard error, is for programs:
 //
 //	tokens=256 tokens/s=48.1 prompt=5 backend=host seconds=5.9
 //
@@ -23,6 +27,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -35,6 +40,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
 	"github.com/euryale-ml/euryale/vm"
@@ -43,7 +49,7 @@ import (
 // config is the command line.
 type config struct {
 	folder, prompt, adapter, precision, device string
-	context                                    int
+	context, tp                                int
 	sampling                                   models.Sampling
 	given                                      map[string]bool // flags, by name
 }
@@ -58,7 +64,7 @@ func main() {
 	comm, err := euryale.Init(ctx)
 	check(err)
 	defer comm.Close()
-	if comm.Rank() == 0 { // a model runs on one rank
+	if cfg.tp > 1 || comm.Rank() == 0 { // without --tp a model runs on one rank
 		check(cfg.generate(ctx, comm))
 	}
 }
@@ -80,6 +86,7 @@ func parse(args []string) (cfg config) {
 	flags.Float64Var(&s.TopP, "top-p", 0, "draw of the likeliest tokens of this share; 0: of all")
 	flags.Uint64Var(&s.Seed, "seed", 1, "of the draws")
 	flags.IntVar(&cfg.context, "context", 0, "tokens of prompt and continuation; 0: what they need")
+	flags.IntVar(&cfg.tp, "tp", 1, "ranks that shard the weights: all that there are")
 	flags.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flags.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	_ = flags.Parse(args) // which exits
@@ -102,9 +109,9 @@ func (cfg config) check(rest []string) error {
 	switch {
 	case cfg.folder == "" || len(rest) > 0:
 		return fmt.Errorf("give one folder of a model, and flags: got %q and %q", cfg.folder, rest)
-	case s.Max < 1 || min(cfg.context, s.TopK) < 0:
-		return fmt.Errorf("--max %d --context %d --top-k %d: use a --max of at least 1, and "+
-			"no negative numbers", s.Max, cfg.context, s.TopK)
+	case min(s.Max, cfg.tp) < 1 || min(cfg.context, s.TopK) < 0:
+		return fmt.Errorf("--max %d --tp %d --context %d --top-k %d: use a --max and a --tp of at "+
+			"least 1, and no negative numbers", s.Max, cfg.tp, cfg.context, s.TopK)
 	case !(s.TopP >= 0 && s.TopP <= 1 && s.Temperature >= 0):
 		return fmt.Errorf("--top-p %v --temperature %v: use 0 to 1, and 0 or more", s.TopP,
 			s.Temperature)
@@ -115,10 +122,19 @@ func (cfg config) check(rest []string) error {
 	return nil
 }
 
-// generate prints the continuation, and a line about it.
+// generate prints the continuation, and a line about it, on rank 0.
 func (cfg config) generate(ctx context.Context, comm backend.Communicator) error {
-	began := time.Now()
-	fmt.Fprintln(os.Stderr, "generate: loading", cfg.folder)
+	began, out, say, together := time.Now(), io.Writer(os.Stdout), io.Writer(os.Stderr), comm
+	if cfg.tp == 1 {
+		together = autograd.Solo()
+	} else if comm.Size() != cfg.tp {
+		return fmt.Errorf("--tp %d, of %d ranks: start as many, by euryale run -n %d", cfg.tp,
+			comm.Size(), cfg.tp)
+	}
+	if together.Rank() > 0 {
+		out, say = io.Discard, io.Discard
+	}
+	fmt.Fprintln(say, "generate: loading", cfg.folder)
 	m, err := models.Load(cfg.folder)
 	if err != nil {
 		return err
@@ -133,37 +149,45 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	if err != nil {
 		return err
 	}
-	if cfg.prompt == "" {
+	if cfg.prompt == "" && together.Rank() == 0 {
 		text, err := io.ReadAll(os.Stdin)
 		if err != nil {
 			return err
 		}
 		cfg.prompt = string(text)
 	}
-	prompt := vocabulary.Encode(cfg.prompt, true)
+	prompt, err := ofFirst(together, vocabulary.Encode(cfg.prompt, true))
+	if err != nil {
+		return err
+	}
 	said, err := cfg.sample(m, len(prompt))
 	if err != nil {
 		return err
 	}
-	g, err := cfg.load(comm, m, len(prompt))
+	layout, err := layers.NewLayout(together, 1, 1, cfg.tp)
+	if err != nil {
+		return err
+	}
+	defer layout.Close()
+	g, err := cfg.load(comm, layout, m, len(prompt))
 	if err != nil {
 		return err
 	}
 	defer g.Close()
-	fmt.Fprintln(os.Stderr, said)
+	fmt.Fprintln(say, said)
 	tokens, first := 0, time.Time{}
 	stream := vocabulary.Stream(true)
 	err = g.Generate(ctx, [][]int{prompt}, cfg.sampling, func(_, token int) error {
 		if tokens++; tokens == 1 {
 			first = time.Now()
 		}
-		_, err := fmt.Print(stream.Next(token))
+		_, err := fmt.Fprint(out, stream.Next(token))
 		return err
 	})
-	fmt.Println(stream.End())
-	var stop error // by a signal
-	if err != nil && ctx.Err() != nil {
-		stop, err = autograd.Stopped(ctx, autograd.Solo())
+	fmt.Fprintln(out, stream.End())
+	var stop error // by a signal, to one of the ranks
+	if err != nil && (ctx.Err() != nil || errors.Is(err, backend.ErrAborted)) {
+		stop, err = autograd.Stopped(ctx, together)
 	}
 	if err != nil {
 		return err
@@ -172,9 +196,32 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	if tokens > 1 {
 		speed = float64(tokens-1) / time.Since(first).Seconds()
 	}
-	fmt.Fprintf(os.Stderr, "tokens=%d tokens/s=%.1f prompt=%d backend=%s seconds=%.1f\n", tokens,
+	fmt.Fprintf(say, "tokens=%d tokens/s=%.1f prompt=%d backend=%s seconds=%.1f\n", tokens,
 		speed, len(prompt), comm.Capabilities().Backend, time.Since(began).Seconds())
 	return stop
+}
+
+// ofFirst returns the tokens that rank 0 has.
+func ofFirst(comm backend.Communicator, tokens []int) ([]int, error) {
+	if comm.Rank() > 0 {
+		tokens = nil
+	}
+	n := float64(len(tokens))
+	if err := autograd.Sum(comm, &n); err != nil {
+		return nil, err
+	}
+	numbers, sums := make([]float64, int(n)), make([]*float64, int(n))
+	for i := range numbers {
+		if sums[i] = &numbers[i]; tokens != nil {
+			numbers[i] = float64(tokens[i])
+		}
+	}
+	err := autograd.Sum(comm, sums...)
+	tokens = make([]int, len(numbers))
+	for i, token := range numbers {
+		tokens[i] = int(token)
+	}
+	return tokens, err
 }
 
 // sample completes the sampling by what the folder says, for a prompt of so many tokens. Flags that
@@ -222,9 +269,10 @@ func taken[T comparable](said *string, name string, folder *T, flag T, given map
 }
 
 // load returns a generator for a prompt of so many tokens.
-func (cfg config) load(comm backend.Communicator, m *models.Model, prompt int) (*models.Generator,
-	error) {
-	o := models.GenerateOptions{Context: cfg.context, Precision: precisions[cfg.precision]}
+func (cfg config) load(comm backend.Communicator, layout *layers.Layout, m *models.Model,
+	prompt int) (*models.Generator, error) {
+	o := models.GenerateOptions{Context: cfg.context, Precision: precisions[cfg.precision],
+		Layout: layout}
 	if o.Context == 0 {
 		o.Context = max(prompt, min(prompt+cfg.sampling.Max, m.Positions))
 	}

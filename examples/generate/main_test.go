@@ -59,6 +59,23 @@ func TestTheTextOfTransformers(t *testing.T) {
 	require.Check(t, got == "the\n", "of 2 tokens: %q", got)
 }
 
+// TestRanksThatShardTheWeightsPrintTheTextOnce: that of one rank, whose standard input all have.
+func TestRanksThatShardTheWeightsPrintTheTextOnce(t *testing.T) {
+	const prompt, want = "the quick brown", "the jumpthe jumptheoxthel l l \n l\n"
+	path := filepath.Join(t.TempDir(), "prompt")
+	require.NoError(t, os.WriteFile(path, []byte(prompt), 0o600))
+	for _, device := range []string{"auto", "cpu"} {
+		j := exampletest.New(t, 2, folder+" --tp 2 --device "+device)
+		j.Stdin = require.Value(os.Open(path))(t)
+		got := strings.ReplaceAll(j.Run(t), "[0] ", "")
+		require.Check(t, got == want && strings.Count(j.Errs.String(), "tokens/s") == 1,
+			"%s: %q\n%s", device, got, &j.Errs)
+		require.NoError(t, j.Stdin.Close())
+	}
+	_ = exampletest.New(t, 2, folder+" --tp 3 --prompt dog").Refused(t,
+		"--tp 3, of 2 ranks: start as many, by euryale run -n 3")
+}
+
 // TestTheFolderSaysWhatFlagsDoNot: one line tells what generation_config.json said. A flag that is
 // given wins, with a value of 0 or the default, too.
 func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {

@@ -111,7 +111,7 @@ var examples = map[string]struct {
 	"charlstm": {300, 11, "--data main.go --hidden 8 --epochs 1", "epoch 1/1: loss="},
 	"finetune": {550, 23, "CHECKOUT/models/testdata/llama3 --data CHECKOUT/README.md --out out " +
 		"--context 16 --steps 2", "step 2/2: loss="},
-	"generate": {250, 10, "CHECKOUT/models/testdata/llama3 --prompt lazy --max 9", " ox  do  do"},
+	"generate": {300, 11, "CHECKOUT/models/testdata/llama3 --prompt lazy --max 9", " ox  do  do"},
 }
 
 // flagged matches a definition of a flag.
