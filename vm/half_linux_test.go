@@ -64,8 +64,8 @@ func newHalfModel(t *testing.T, dt tensor.Dtype) *halfModel {
 	return m
 }
 
-// A plan of BF16 reads weights of BF16 where they lie, transposed or not, and any plan takes rows of
-// them. Nothing writes them, which would end the process here.
+// A plan of BF16 reads weights of BF16 where they lie, transposed or not, and any plan takes rows
+// of them. Nothing writes them, which would end the process here.
 func TestWeightsOf16BitsAreReadWhereTheyLie(t *testing.T) {
 	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
 		for _, dt := range []tensor.Dtype{bfloat16, float16} {

@@ -68,8 +68,8 @@ func (l *leaf) find(e *exec.Executor, memory *backend.Buffer) (err error) {
 	return err
 }
 
-// forget has the value computed anew, since the host may have written what is frozen.
-func (h *hoisted) forget(e *exec.Executor) {
+// outdateLeaves has the value computed anew, since the host may have written what is frozen.
+func (h *hoisted) outdateLeaves(e *exec.Executor) {
 	for i := range h.leaves {
 		if h.leaves[i].node != nil {
 			e.Outdated(h.memory[i])

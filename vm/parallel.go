@@ -175,7 +175,7 @@ func (m *Machine) pullLearnables(whole bool, some ...*gorgonia.Node) error {
 	}
 	for _, h := range m.hoists {
 		if some == nil {
-			h.forget(m.exec)
+			h.outdateLeaves(m.exec)
 		}
 	}
 	learnable := func(in input) bool {

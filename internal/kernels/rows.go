@@ -132,7 +132,8 @@ const (
 
 func runRows[T float | half](pool *workers.Pool, way indexWay, nan T, table, rows,
 	indices backend.Buffer, r Rows) {
-	t := indexing[T]{Rows: r, way: way, nan: nan, table: backend.View[T](table), rows: backend.View[T](rows)}
+	t := indexing[T]{Rows: r, way: way, nan: nan, table: backend.View[T](table),
+		rows: backend.View[T](rows)}
 	if indices.DType() == backend.I32 {
 		t.i32 = backend.View[int32](indices)
 	} else {

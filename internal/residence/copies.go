@@ -121,8 +121,8 @@ func (s *Copies) Leave(c *Copy, use Use) (unused backend.Buffer) {
 // held reports whether a user writes or holds the copy.
 func (c *Copy) held() bool { return c.uses[Writes]+c.uses[Holds] > 0 }
 
-// Stays reports whether the copy pays: if a user writes or holds it, or there are several. Else its only
-// user has the elements among its other inputs.
+// Stays reports whether the copy pays: if a user writes or holds it, or there are several. Else its
+// only user has the elements among its other inputs.
 func (s *Copies) Stays(c *Copy) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,8 +137,8 @@ func (s *Copies) Written(c *Copy) bool {
 	return c.uses[Writes] > 0
 }
 
-// Held reports whether a user writes or holds the copy, so that runs do not compare it with what the
-// host has.
+// Held reports whether a user writes or holds the copy, so that runs do not compare it with what
+// the host has.
 func (s *Copies) Held(c *Copy) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

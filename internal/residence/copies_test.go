@@ -52,7 +52,8 @@ func TestWhatIsHeldIsSentOnceAndNeverBroughtBack(t *testing.T) {
 func TestMarksThatTheHostHasCopiedAreNotOfACopy(t *testing.T) {
 	var s Copies
 	trained, other := backend.Of([]float32{1, 2, 3}), backend.Of([]float32{4, 5, 6})
-	writer, reader, second := s.Enter(trained, Writes), s.Enter(other, Reads), s.Enter(other, Writes)
+	writer, reader := s.Enter(trained, Writes), s.Enter(other, Reads)
+	second := s.Enter(other, Writes)
 	writer.Fresh = true
 	writer.Outdate()
 	copy(other.Bytes(), trained.Bytes())

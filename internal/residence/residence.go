@@ -39,8 +39,8 @@ func DType(dt tensor.Dtype) (d backend.DType, ok bool) {
 	return 0, false
 }
 
-// Half reports whether elements are floats of 16 bits, which variables may hold: package tensor does
-// not compute with them.
+// Half reports whether elements are floats of 16 bits, which variables may hold: package tensor
+// does not compute with them.
 func Half(dt tensor.Dtype) bool { return half(dt) != 0 }
 
 func half(dt tensor.Dtype) backend.DType {

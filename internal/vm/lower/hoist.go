@@ -25,14 +25,14 @@ type Once struct {
 // rounded or widened for products is hoisted, but no mask that is made of two vectors, nor what
 // loops widen as they load it.
 func Hoist(p *ir.Program, frozen []ir.Op, updates []Update) (*ir.Program, []Once) {
-	h := hoisting{program: p, stays: make([]bool, len(p.Values)), leaf: map[ir.Op]bool{},
+	h := hoisting{program: p, fixed: make([]bool, len(p.Values)), leaf: map[ir.Op]bool{},
 		strides: make([]ir.Dims, len(p.Values)), free: make([]bool, len(p.Values))}
 	for _, op := range frozen {
 		h.leaf[op] = true
 	}
 	next := 0
 	for i, v := range p.Values {
-		if h.stays[i] = h.same(v); h.stays[i] {
+		if h.fixed[i] = h.same(v); h.fixed[i] {
 			h.strides[i], h.free[i] = h.view(v)
 		}
 		if c, ok := v.Op.(ir.Constant); ok {
@@ -59,9 +59,9 @@ func Hoist(p *ir.Program, frozen []ir.Op, updates []Update) (*ir.Program, []Once
 type hoisting struct {
 	program *ir.Program
 	leaf    map[ir.Op]bool
-	// By value: whether it stays, and then how it lies in memory and whether it shares that of its
+	// By value: whether it is, and then how it lies in memory and whether it shares that of its
 	// operand.
-	stays   []bool
+	fixed   []bool
 	strides []ir.Dims
 	free    []bool
 }
@@ -109,7 +109,7 @@ func (h *hoisting) same(v ir.Value) bool {
 		return false
 	}
 	for _, a := range v.Args {
-		if !h.stays[a] {
+		if !h.fixed[a] {
 			return false
 		}
 	}
@@ -131,7 +131,7 @@ func (h *hoisting) worthwhile(updates []Update) (hoisted []ir.ID) {
 		switch {
 		case !wanted[i] && !ir.Effect(v.Op) || ir.Leaf(v.Op):
 			continue
-		case h.stays[i] && !h.free[i] && !gradient[i] && h.pays(ir.ID(i), stored[i]):
+		case h.fixed[i] && !h.free[i] && !gradient[i] && h.pays(ir.ID(i), stored[i]):
 			hoisted = append(hoisted, ir.ID(i))
 			continue
 		}

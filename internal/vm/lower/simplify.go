@@ -59,12 +59,12 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 // tableOfHalf returns the variable of 16-bit floats of which a Gather takes rows that were widened:
 // of pairs of elements, which devices move as words.
 func (n *numbering) tableOfHalf(v ir.Value) (table ir.ID, ok bool) {
-	gather, ok := v.Op.(ir.Gather)
+	op, ok := v.Op.(ir.Gather)
 	if !ok || n.of(v.Args[0]).Op != (ir.Cast{}) {
 		return 0, false
 	}
 	width := 1
-	for axis := gather.Axis + 1; axis < v.Shape.Len(); axis++ {
+	for axis := op.Axis + 1; axis < v.Shape.Len(); axis++ {
 		width *= v.Shape.At(axis)
 	}
 	table = n.of(v.Args[0]).Args[0]
