@@ -20,8 +20,8 @@ import (
 // trainer is what a DataParallel knows of the machine that trains by its Buckets: how to bring and
 // to copy what the machine has on its device. Methods may be called on nil: there is none.
 type trainer struct {
-	// brings the model, some parameters of it, or what this rank has of it, to where its values are;
-	// nil if it always is
+	// brings the model, or some parameters of it, or what this rank has of these, to where values
+	// are; nil if it always is
 	pull func(whole bool, of ...*gorgonia.Node) error
 	copy copying        // nil where copies are made on the host
 	by   *solver.Fusion // of the solver whose state copy copies
