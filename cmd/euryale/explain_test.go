@@ -68,7 +68,7 @@ func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
 		{"allreduce 1K --op max" + h200, []string{"allreduce(max) of 1 KiB f32 among 2 ranks",
 			": nccl: there are kernels for sums"}},
 		{"reducescatter 8M -n 4 --lowlatency one-shot" + h200,
-			[]string{"reducescatter(sum) of 2 MiB f32", "one-shot, where one-shot is forced"}},
+			[]string{"reducescatter(sum) of 2 MiB f32", "push, where one-shot is forced"}},
 		{"allreduce 1K --lowlatency off" + h200, []string{"nccl: it is switched off"}},
 		{"allreduce 1K --link pcie" + h200, []string{"pcie: nccl", "euryale bench --tune"}},
 		{"broadcast 1K" + h200, []string{"broadcast(root 0) of 1 KiB", "nccl"}},

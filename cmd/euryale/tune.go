@@ -31,6 +31,7 @@ var tuned = []struct {
 	{backend.AllReduce, []backend.DType{backend.F32, backend.F16, backend.BF16}},
 	{backend.ReduceScatter, []backend.DType{backend.F32, backend.F16, backend.BF16}},
 	{backend.AllGather, []backend.DType{0}},
+	{backend.AllToAll, []backend.DType{0}},
 }
 
 // tune measures the candidates on every rank; rank 0 prints the times and keeps them.
@@ -204,7 +205,7 @@ func (t *tuner) sizes() (all []int) {
 	}
 }
 
-// algorithms times the algorithms of all-reduces, reduce-scatters and all-gathers.
+// algorithms times the algorithms of the collectives for which there are kernels.
 func (t *tuner) algorithms(comm backend.Communicator, c *gpu.Communicator) error {
 	comparison, err := bench.NewComparison(comm, int(t.Max), nil)
 	if err != nil {

@@ -11,7 +11,7 @@ const (
 	// byNCCL runs every call.
 	byNCCL Algorithm = iota
 	// byLL pushes the operand to every rank, and flags with it: one trip, and no
-	// barrier. Large operands travel in NCCL's LL128 format.
+	// barrier. Large operands travel in NCCL's LL128 format, as do chunks and pieces.
 	byLL
 	// byLL128TwoShot pushes a segment of the operand to each rank, which adds up what
 	// it receives and pushes the sum to every rank, and flags with all of it: two
@@ -28,8 +28,9 @@ const (
 	// byHalved is byLL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
 	// that use it: see [backend.Collective].
 	byHalved
-	// byPush is the all-to-all of any layout: every rank writes its pieces to where the others want
-	// them, permuted on the way. Only calls with Rows use it.
+	// byPush is the all-to-all of any layout, and the all-gather: every rank writes its pieces to
+	// where the others want them, permuted on the way; and the reduce-scatter: every rank writes
+	// chunks to the staging of those that add them up.
 	byPush
 	// byCopyEngines has copy engines push operands to the staging of the rank that adds them up,
 	// and its sums to every rank: multiprocessors only add. Reduce-scatters and all-gathers are
@@ -53,13 +54,13 @@ func (l Link) Algorithms() []Algorithm {
 	if l == CubeMesh {
 		return []Algorithm{byNCCL, byMesh}
 	}
-	return []Algorithm{byNCCL, byLL, byLL128TwoShot, byOneShot, byTwoShot}
+	return []Algorithm{byNCCL, byLL, byLL128TwoShot, byOneShot, byTwoShot, byPush}
 }
 
 // parseAlgorithm is the inverse of String, for those that can be asked for by name:
 // byHalved needs a call's leave instead.
 func parseAlgorithm(name string) (Algorithm, error) {
-	all := append(FullyConnected.Algorithms(), byMesh, byPush, byCopyEngines)
+	all := append(FullyConnected.Algorithms(), byMesh, byCopyEngines)
 	switch name { // as older scripts spell them
 	case "inner":
 		return byNCCL, nil

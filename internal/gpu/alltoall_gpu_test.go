@@ -153,9 +153,6 @@ func (p *redistribution) fill(size int, uneven backend.Collective, random *rand.
 // late at random; some calls are in graphs, which are replayed between others.
 func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, most int) {
 	all := require.Value(redistributions(len(comms), trials, most))(t)
-	for _, c := range comms {
-		c.plan.Force = byPush
-	}
 	each(t, comms, func(c *Communicator) error {
 		q, room := queues[c.Rank()], 0
 		for r := range comms { // every rank's Alloc is as large
@@ -169,6 +166,10 @@ func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 		late := testranks.Must(newLate(c, q))
 		testranks.NoError(assemble(c)) // everyone has its memory
 		for trial, p := range all {
+			c.plan.Force = byPush
+			if trial/4%2 == 1 {
+				c.plan.Force = byNCCL // short pieces go in lines then
+			}
 			own := rand.New(rand.NewPCG(uint64(trial), uint64(c.Rank())))
 			part := func(i, nbytes int) backend.Buffer {
 				of := []backend.Buffer{plain, window}[own.IntN(2)].Slice(i*room, (i+1)*room).As(p.d)

@@ -15,10 +15,9 @@ import (
 // algorithm is what an [Algorithm] can do, and how it starts a call.
 type algorithm struct {
 	// it is for a cube mesh; others are for links between all pairs
-	mesh bool
-	// it runs reduce-scatters and all-gathers, too
-	chunks bool
-	lines  bool // it needs lines to arrive whole
+	mesh  bool
+	kinds []backend.Kind // that it runs beside all-reduces; all-reduces alone, if nil
+	lines bool           // it needs lines to arrive whole
 	// what does its calls where they are too large, or lines do not arrive whole
 	next Algorithm
 	// the largest operand in bytes, nil for any
@@ -30,15 +29,16 @@ type algorithm struct {
 
 var algorithms = [algorithmCount]algorithm{
 	byNCCL: {name: "nccl"},
-	byLL: {name: "ll", most: (*choice).mostLL, next: byLL128TwoShot,
-		place: (*peerMemory).placeLL},
+	byLL: {name: "ll", most: (*choice).mostLL, next: byLL128TwoShot, kinds: []backend.Kind{
+		backend.ReduceScatter, backend.AllGather, backend.AllToAll}, place: (*peerMemory).placeLL},
 	byLL128TwoShot: {name: "ll128-two-shot", lines: true, next: byTwoShot,
 		place: (*peerMemory).placeLL128TwoShot},
-	byOneShot: {name: "one-shot", chunks: true, place: (*peerMemory).placeOneShot},
+	byOneShot: {name: "one-shot", place: (*peerMemory).placeOneShot},
 	byTwoShot: {name: "two-shot", place: (*peerMemory).placeTwoShot},
 	byMesh:    {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
 	byHalved:  {name: "halved", lines: true, place: (*peerMemory).placeHalved},
-	byPush:    {name: "push"},
+	byPush: {name: "push", kinds: []backend.Kind{backend.ReduceScatter, backend.AllGather,
+		backend.AllToAll}, most: func(*choice) int { return peers.MaxPiece }},
 
 	byCopyEngines: {name: "copy-engines"},
 }
@@ -92,13 +92,21 @@ func (c *choice) row(k backend.Kind, d backend.DType) *Row {
 
 // eligible reports whether there are kernels for a call.
 func eligible(what *backend.Collective, d backend.DType) bool {
-	switch {
-	case what.Splits != nil:
-		return false
-	case what.Kind == backend.AllReduce, what.Kind == backend.ReduceScatter:
-		return peers.Adds(d, what.Op)
+	switch what.Kind {
+	case backend.AllReduce, backend.ReduceScatter:
+		return what.Splits == nil && peers.Adds(d, what.Op)
+	case backend.AllGather, backend.AllToAll:
+		return d.Valid()
 	}
-	return what.Kind == backend.AllGather && d.Valid()
+	return false
+}
+
+// longest returns the bytes of the longest chunk, of a call of so many bytes.
+func longest(what *backend.Collective, d backend.DType, nbytes int) int {
+	if what.Splits != nil && what.Kind != backend.AllReduce {
+		return slices.Max(what.Splits) * d.Size()
+	}
+	return nbytes
 }
 
 // choose returns the algorithm for a call. It depends on what is the same on every
@@ -108,7 +116,7 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 		return byNCCL
 	}
 	if what.Rows != nil {
-		return c.permute(what, d, nbytes)
+		return c.permute(what, d, longest(what, d, nbytes))
 	}
 	if c.beside(what, d, nbytes) {
 		return byCopyEngines
@@ -122,6 +130,12 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 	if inTree(what, c.size) {
 		return c.tree(what, d, nbytes)
 	}
+	return c.fastest(what, d, nbytes)
+}
+
+// fastest is choose among those that are not for special calls.
+func (c *choice) fastest(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
+	nbytes = longest(what, d, nbytes)
 	return c.possible(c.preferred(what, d, nbytes), what.Kind, nbytes)
 }
 
@@ -138,7 +152,7 @@ func (c *choice) beside(what *backend.Collective, d backend.DType, nbytes int) b
 	if whole.Kind != backend.AllReduce {
 		whole.Splits = nil
 	}
-	if !eligible(&whole, d) || what.AllowHalf != 0 || inTree(what, c.size) ||
+	if !eligible(&whole, d) || what.Kind == backend.AllToAll || what.AllowHalf != 0 || inTree(what, c.size) ||
 		what.Algorithm != backend.Auto || c.plan.topology.Link != FullyConnected {
 		return false
 	}
@@ -172,7 +186,9 @@ func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Alg
 	switch {
 	case d != backend.F32, c.plan.topology.Link == CubeMesh:
 		return byNCCL
-	case what.Kind == backend.ReduceScatter, what.Algorithm == backend.OneShot,
+	case what.Kind == backend.ReduceScatter:
+		return byPush
+	case what.Algorithm == backend.OneShot,
 		what.Algorithm == backend.Auto && nbytes <= packetBytes:
 		return byOneShot
 	}
@@ -182,10 +198,10 @@ func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Alg
 // preferred is what is asked for, or else was measured to be the fastest.
 func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	use := pick(c.limits[what.Kind][d], nbytes)
-	switch c.plan.Force {
-	case byNCCL, byPush, byCopyEngines: // which have calls of their own
-	default:
-		use = c.plan.Force
+	switch force := c.plan.Force; {
+	case force == byNCCL, force == byCopyEngines: // which has calls of its own
+	case force != byPush || algorithms[byPush].runs(what.Kind):
+		use = force
 	}
 	switch what.Algorithm {
 	case backend.OneShot:
@@ -199,47 +215,61 @@ func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int
 	return use
 }
 
+// runs reports whether an algorithm runs collectives of a kind.
+func (a *algorithm) runs(k backend.Kind) bool {
+	if k == backend.AllReduce {
+		return a.place != nil
+	}
+	return slices.Contains(a.kinds, k)
+}
+
 // possible returns use, or what takes its place if it cannot do a call.
 func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
+	if use == byOneShot && k != backend.AllReduce {
+		use = byPush // older tables and programs call it so
+	}
 	for {
 		a := &algorithms[use]
 		switch {
-		case use == byHalved, use == byPush, use == byCopyEngines,
-			a.mesh != (c.plan.topology.Link == CubeMesh),
-			k != backend.AllReduce && !a.chunks:
+		case use == byHalved, a.mesh != (c.plan.topology.Link == CubeMesh), !a.runs(k):
 			return byNCCL
-		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
-			use = a.next
+		case k != backend.AllReduce && use == byLL && !c.plan.lines,
+			a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
+			if use = a.next; use != byNCCL && k != backend.AllReduce {
+				use = byPush
+			}
 		default:
 			return use
 		}
 	}
 }
 
-// permute is choose for an all-to-all with Rows: byPush at every size where NVLink connects every
-// pair, ranks share a device, or it is forced. Thresholds were not measured between devices, but
-// bytes counted: of x bytes NCCL moves (W-1)/W over the links, as byPush does, and the two
+// permute is choose for an all-to-all with Rows whose longest piece has so many bytes: one of our
+// kernels at every size where NVLink connects every pair, ranks share a device, or push is forced.
+// Bytes were counted: of x bytes NCCL moves (W-1)/W over the links, as our kernels do, and the two
 // permutations around it read and write x each, which is 4x of the device's memory and two launches
-// more. byPush reads x and writes it, and in between what comes through staging. Among two ranks on
+// more. Push reads x and writes it, and in between what comes through staging. Among two ranks on
 // one H200, where only these passes count, it took 0.5 to 0.7 of the time
 // (bench/results/2026-11/2026-11-23-h200-alltoall.md).
 func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
-	longest := nbytes
-	if what.Splits != nil {
-		longest = slices.Max(what.Splits) * d.Size()
-	}
 	link := c.plan.topology.Link
 	wanted := link == FullyConnected || c.plan.Shared || c.plan.Force == byPush
-	if !wanted || link == CubeMesh || d.Size()%2 != 0 || longest > peers.MaxPiece {
+	if !wanted || link == CubeMesh {
 		return byNCCL
 	}
-	return byPush
+	use := byPush
+	row := c.row(what.Kind, d)
+	if c.plan.Force != byPush && (row == nil && nbytes <= packetBytes ||
+		row != nil && row.faster(byLL, byPush, nbytes)) {
+		use = byLL
+	}
+	return c.possible(use, what.Kind, nbytes)
 }
 
 // runsRows implements Rows of [backend.Capabilities].
 func (c *Communicator) runsRows(what backend.Collective, d backend.DType, count int) bool {
 	return count <= math.MaxInt/d.Size() && what.Rows != nil &&
-		c.choose(&what, d, count*d.Size()) == byPush
+		c.choose(&what, d, count*d.Size()) != byNCCL
 }
 
 // halve is choose for calls that may travel as 16 bits.
@@ -260,13 +290,13 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 	use := c.choose(&what, d, nbytes)
 	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.ranks[0].Model, c.plan.topology.Link, use)
 	switch {
-	case use == byPush:
+	case what.Rows != nil && use != byNCCL:
 		return text + ": pieces are permuted on their way"
 	case use == byCopyEngines:
 		return text + ": devices compute meanwhile"
 	case !eligible(&what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by " +
-			"all-reduce and even reduce-scatter, and for even all-gather"
+			"all-reduce and even reduce-scatter, and for all-gather and all-to-all"
 	case use == byHalved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:

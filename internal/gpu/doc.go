@@ -60,37 +60,37 @@
 //
 //   - LL: every rank pushes its operand to all others, with flags in it, and adds up what it
 //     receives. One trip, no barrier; W-1 times the bytes. Up to 128 KiB the operand travels in
-//     packets (8 bytes of data in 16), beyond that in lines (120 in 128).
+//     packets (8 bytes of data in 16), beyond that in lines (120 in 128). Reduce-scatters,
+//     all-gathers and all-to-alls push to each rank what is for it, in lines.
 //   - LL128TwoShot: every rank pushes one segment to each other one, adds up what it receives,
 //     and pushes the sum to all others, in lines. Two trips, no barrier.
 //   - OneShot: ranks wait until all are there, and read each other's operands.
 //   - TwoShot: each rank adds up one segment of all operands, and pushes the sum to all others.
 //   - Mesh: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
 //   - Halved: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
-//   - Push: all-to-alls with Rows: one kernel reads each piece where it lies in the source, and
-//     writes it where it belongs in the destination. That is the other rank's own, if it is memory
-//     from Alloc; else the piece goes through that rank's staging, in rounds of 8 MiB, of which two
-//     are under way.
+//   - Push: all-to-alls, also with Rows, and all-gathers: one kernel reads each piece where it lies
+//     in the source, and writes it where it belongs in the destination. That is the other rank's
+//     own, if it is memory from Alloc; else the piece goes through that rank's staging, in rounds
+//     of which two are under way. Reduce-scatters push chunks to the staging of the ranks that add
+//     them up.
 //
 // Sums of f32 in the association [backend.Tree] run by one shot or two. Others, and where NCCL does
 // everything, are composed reductions, as are sums of branches. Those of 16 bits among more than
 // two ranks are refused: they would be rounded more than once.
 //
-// Push runs where NVLink connects every pair, or ranks share a device, for types of 2, 4 and 8
-// bytes. It takes no memory beside the staging. That choice counts bytes: it has not been timed
-// over NVLink yet.
+// All-to-alls with Rows never go by NCCL where NVLink connects every pair, or ranks share a device:
+// LL runs short ones, Push the others. Neither takes memory beside the staging.
 //
-// Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
-// need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
-// two shots are those with barriers. Packets and lines come from NCCL's protocols LL and
+// Lines need NVLink, of a V100, an A100, or Hopper and newer; without it, LL is for all-reduces
+// alone and ends at 128 KiB, and the two shots are those with barriers. Packets and lines come from NCCL's protocols LL and
 // LL128; ours alternate between two inboxes, which is enough when everyone sends to everyone.
 // allreduce.cu, ll128.cu and peers.cuh of internal/kernels/cuda say how ranks meet and why nobody
 // overtakes anybody.
 //
 // Nothing but values that all ranks share decides about a call: not where an operand
 // is, nor how it is aligned. Memory from Alloc that begins at a multiple of 16 bytes
-// and is one long is used where it is; everything else is copied, inside the kernel, to
-// memory that others reach.
+// and is one long is used where it is, and any as a destination of Push; everything else is copied,
+// inside the kernel, to memory that others reach.
 //
 // Ranks take the memory together or not at all: they exchange what they have, share memory by
 // plain pointers in one process and by handles between processes, each writes to each other

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -205,6 +206,12 @@ func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Pee
 			return err
 		}
 	}
+	if x.Way == peers.AllToAll { // as kernels do
+		what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
+		if _, err := what.Check(p.Rank, p.Size, x.Dst, x.Src); err != nil {
+			return err
+		}
+	}
 	e := g.kernel(p)
 	g.mu.Lock()
 	seen := g.seen[ordinal]
@@ -212,11 +219,14 @@ func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Pee
 	g.mu.Unlock()
 	s := kernelStep(x)
 	call := *x
+	call.Splits = slices.Clone(x.Splits) // which the caller may use again
 	err := g.Submit(stream, func() {
 		switch {
 		case e.stopped():
 		case call.Way == peers.AllToAll:
 			e.permute(&call, p.Size)
+		case call.Way == peers.AllGather && call.Splits != nil:
+			e.gather(&call)
 		default:
 			e.group([]ncclStep{s})
 		}
@@ -243,6 +253,10 @@ func kernelStep(x *peers.PeerCall) ncclStep {
 // permute is an all-to-all of pieces in rows.
 func (e *fakeEngine) permute(x *peers.PeerCall, size int) {
 	what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
+	if what.Rows == nil {
+		even := slices.Repeat([]int{1}, size)
+		what.Rows = &backend.Rows{Src: even, Dst: even}
+	}
 	count, err := what.Check(e.rank, size, x.Dst, x.Src)
 	d := x.Src.DType()
 	packed, received := make([]byte, x.Src.NBytes()), make([]byte, x.Dst.NBytes())
@@ -265,6 +279,23 @@ func (e *fakeEngine) permute(x *peers.PeerCall, size int) {
 		backend.Of(y).As(d), backend.Of(received).As(d)))
 	if err != nil {
 		panic(err)
+	}
+	e.write(x.Dst.Addr(), y)
+}
+
+// gather is an all-gather of uneven chunks.
+func (e *fakeEngine) gather(x *peers.PeerCall) {
+	own := e.read(x.Src.Addr(), x.Src.NBytes())
+	for p := range x.Splits {
+		e.post(p, own)
+	}
+	y := make([]byte, 0, x.Dst.NBytes())
+	for p, n := range x.Splits {
+		chunk, ok := e.receive(p)
+		if !ok {
+			return
+		}
+		y = append(y, fit(chunk, n*x.Src.DType().Size())...)
 	}
 	e.write(x.Dst.Addr(), y)
 }

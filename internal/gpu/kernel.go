@@ -46,13 +46,14 @@ func (c *Communicator) exchanges(q stream, x *peers.PeerCall) error {
 // placeOperands says how the kernel of a call is launched: which one it is, and where in the
 // windows its operands are.
 func (m *peerMemory) placeOperands(x *peers.PeerCall, k *call) {
+	x.InLines = k.use == byLL && k.what.Kind != backend.AllReduce
 	switch k.what.Kind {
 	case backend.ReduceScatter:
-		x.Way, x.Source = peers.ReduceScatter, m.placeOf(k.src, k.dst.NBytes())
+		x.Way = peers.ReduceScatter
 	case backend.AllGather:
-		x.Way, x.Source = peers.AllGather, m.placeOf(k.src, k.src.NBytes())
+		x.Way, x.Target, x.Splits = peers.AllGather, m.inWindow(k.dst), k.what.Splits
 	case backend.AllToAll:
-		x.Way, x.Target, x.Splits, x.Rows = peers.AllToAll, m.placeOf(k.dst, 0), k.what.Splits,
+		x.Way, x.Target, x.Splits, x.Rows = peers.AllToAll, m.inWindow(k.dst), k.what.Splits,
 			k.what.Rows
 	default:
 		algorithms[k.use].place(m, x, k)
@@ -116,8 +117,7 @@ func (c *Communicator) chooseAgain(k *call, recorded bool) {
 		return
 	}
 	if k.use = byNCCL; eligible(&k.what, k.dtype) {
-		nbytes := k.count * k.dtype.Size()
-		k.use = c.possible(c.preferred(&k.what, k.dtype, nbytes), k.what.Kind, nbytes)
+		k.use = c.fastest(&k.what, k.dtype, k.count*k.dtype.Size())
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 const (
 	// measureTime bounds what the ranks measure, by the clock of rank 0.
 	measureTime = 500 * time.Millisecond
-	// raceTime is for one size of a collective, of which there are 27.
+	// raceTime is for one size of a collective, of which there are 36.
 	raceTime = 8 * time.Millisecond
 	// leastMeasured and mostMeasured are bytes of the largest operand.
 	leastMeasured, mostMeasured = 1 << 10, 64 << 20
@@ -140,9 +140,10 @@ func (c *Communicator) times(memory backend.Buffer, ends time.Time) (rows Table,
 	left := time.Until(ends)
 	for _, call := range []struct {
 		kind  backend.Kind
-		fifth time.Duration // of the time, by when it is to be over
-	}{{backend.AllReduce, 3}, {backend.ReduceScatter, 4}, {backend.AllGather, 5}} {
-		comparison.Hurry(ends.Add(-left * (5 - call.fifth) / 5))
+		sixth time.Duration // of the time, by when it is to be over
+	}{{backend.AllReduce, 3}, {backend.ReduceScatter, 4}, {backend.AllGather, 5},
+		{backend.AllToAll, 6}} {
+		comparison.Hurry(ends.Add(-left * (6 - call.sixth) / 6))
 		row, err := c.Tune(call.kind, backend.F32, sizes, memory, race)
 		if err != nil {
 			return nil, err

@@ -331,3 +331,158 @@ func (x comparison) round(c *Communicator, timer *cuda.Timer, memory backend.Buf
 	took, err = timer.Elapsed()
 	return took / calls, host / calls, err
 }
+
+// BenchmarkExchanges prints a table of reduce-scatters, all-gathers and all-to-alls among two
+// GPUs by every algorithm, some with fewer blocks or less staging, of operands that have up to 256
+// MiB: microseconds of a call by the device's clock, medians of rounds in turn, calls back to back
+// and in graphs. "-alloc": with memory from Alloc; "/32": of 32 blocks; "<8": with 8 MiB in each
+// half of staging. b.N is the number of rounds: use -benchtime 9x.
+func BenchmarkExchanges(b *testing.B) {
+	g := needGPUs(b, 2)
+	comms := g.group(b, 2, Options{Timeout: 30 * time.Second})
+	const most = 256 << 20
+	for _, kind := range []backend.Kind{backend.AllToAll, backend.ReduceScatter,
+		backend.AllGather} {
+		b.Run(kind.String(), func(b *testing.B) {
+			each(b, comms, func(c *Communicator) error {
+				plain := testranks.Must(c.Device().Alloc(2 * most)).As(backend.F32)
+				window := testranks.Must(c.Alloc(2 * most)).As(backend.F32)
+				err := assemble(c)
+				for n := 1 << 10; n <= most && err == nil; n *= 4 {
+					err = raceExchange(b, c, backend.Collective{Kind: kind}, plain, window, n)
+				}
+				return errors.Join(err, assemble(c), c.Device().Free(plain), c.Free(window))
+			})
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// exchangeWay is how an exchange is started.
+type exchangeWay struct {
+	name            string
+	use             Algorithm
+	alloc           bool
+	blocks, staging int // 0 for all
+	graph           bool
+}
+
+// exchangeWays returns the ways to exchange operands of n bytes by a kind of collective.
+func exchangeWays(c *Communicator, k backend.Kind, n int) (all []exchangeWay) {
+	chunk := n / c.Size()
+	all = append(all, exchangeWay{name: "nccl"})
+	if chunk <= llBytes(c.Size()) {
+		all = append(all, exchangeWay{name: "ll", use: byLL})
+		if chunk >= 64<<10 {
+			all = append(all, exchangeWay{name: "ll/32", use: byLL, blocks: 32},
+				exchangeWay{name: "ll/64", use: byLL, blocks: 64})
+		}
+	}
+	all = append(all, exchangeWay{name: "push", use: byPush})
+	if k != backend.ReduceScatter {
+		all = append(all, exchangeWay{name: "push-alloc", use: byPush, alloc: true})
+	}
+	if chunk >= 2<<20 {
+		for _, blocks := range []int{16, 64} {
+			all = append(all, exchangeWay{name: fmt.Sprintf("push-alloc/%d", blocks), use: byPush,
+				alloc: true, blocks: blocks})
+		}
+		for _, staging := range []int{16, 32} {
+			all = append(all, exchangeWay{name: fmt.Sprintf("push<%d", staging), use: byPush,
+				staging: staging << 20})
+		}
+	}
+	for _, w := range all {
+		w.graph = true
+		all = append(all, w)
+	}
+	if k != backend.AllToAll && chunk >= 64<<10 {
+		all = append(all, exchangeWay{name: "copy-engines", use: byCopyEngines, alloc: true,
+			graph: true})
+	}
+	return all
+}
+
+// raceExchange times the ways of exchanging operands of n bytes, and logs a row.
+func raceExchange(b *testing.B, c *Communicator, what backend.Collective, plain,
+	window backend.Buffer, n int) error {
+	const recorded = 10
+	q := c.Device().Default().(*cuda.Queue)
+	timer, err := q.NewTimer()
+	if err != nil {
+		return err
+	}
+	calls := min(100, max(10, 512<<20/n)) / recorded * recorded
+	ways := exchangeWays(c, what.Kind, n)
+	times := make([][]float64, len(ways))
+	blocks, staging := c.memory.peers.Blocks, c.memory.peers.Staging
+	starts := make([]func() error, len(ways))
+	for i, w := range ways {
+		memory := plain
+		if w.alloc {
+			memory = window
+		}
+		whole, other := memory.Slice(0, n/4), memory.Slice(n/4, n/2)
+		dst, src := other, whole
+		switch what.Kind {
+		case backend.ReduceScatter:
+			dst = other.Slice(0, other.Len()/c.Size())
+		case backend.AllGather:
+			src = whole.Slice(0, whole.Len()/c.Size())
+		}
+		start := func() error {
+			if w.blocks > 0 {
+				c.memory.peers.Blocks = w.blocks
+			}
+			if w.staging > 0 {
+				c.memory.peers.Staging = w.staging
+			}
+			_, err := c.startBy(q, w.use, what, dst, src)
+			c.memory.peers.Blocks, c.memory.peers.Staging = blocks, staging
+			return err
+		}
+		starts[i] = func() error {
+			var errs []error
+			for range recorded {
+				errs = append(errs, start())
+			}
+			return errors.Join(errs...)
+		}
+		if !w.graph {
+			continue
+		}
+		graph, err := q.Capture(starts[i])
+		if err != nil {
+			return fmt.Errorf("%s of %d bytes: %w", w.name, n, err)
+		}
+		defer graph.Close()
+		starts[i] = func() error { return require.Err(graph.Launch(q)) }
+	}
+	for range b.N {
+		for i, start := range starts {
+			err := errors.Join(start(), drain(context.Background(), q), assemble(c), start(),
+				timer.Start())
+			for range calls / recorded {
+				err = errors.Join(err, start())
+			}
+			err = errors.Join(err, timer.Stop(), drain(context.Background(), q))
+			took, problem := timer.Elapsed()
+			if err = errors.Join(err, problem); err != nil {
+				return fmt.Errorf("%s of %d bytes: %w", ways[i].name, n, err)
+			}
+			times[i] = append(times[i], float64(took.Nanoseconds())/1e3/float64(calls))
+		}
+	}
+	if c.Rank() == 0 {
+		text := fmt.Sprintf("%v %9d:", what.Kind, n)
+		for i, w := range ways {
+			slices.Sort(times[i])
+			if i > 0 && w.graph && !ways[i-1].graph {
+				text += "  | graphs:"
+			}
+			text += fmt.Sprintf("  %s %.2f", w.name, times[i][len(times[i])/2])
+		}
+		b.Log(text)
+	}
+	return timer.Close()
+}

@@ -67,7 +67,7 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 					byTwoShot},
 				{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot},
 					backend.F32, 4, byTwoShot},
-				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, byOneShot},
+				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, byPush},
 				{backend.Collective{Kind: backend.AllReduce}, backend.F16, 4, byNCCL},
 				{backend.Collective{Kind: backend.Reduce}, backend.F32, 4, byNCCL},
 				{backend.Collective{Kind: backend.AllReduce, Splits: []int{1, 2, 1, 1}},
@@ -163,9 +163,11 @@ func TestWhatHasNoKernelsRunsOnNCCL(t *testing.T) {
 		{sum, backend.F64, byNCCL}, {sum, backend.I32, byNCCL},
 		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.BF16, byOneShot},
 		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, byNCCL},
-		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, byOneShot},
+		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, byPush},
 		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, byNCCL},
-		{backend.Collective{Kind: backend.AllGather}, backend.I64, byOneShot},
+		{backend.Collective{Kind: backend.AllGather}, backend.I64, byPush},
+		{backend.Collective{Kind: backend.AllGather, Splits: []int{1, 2}}, backend.U8, byPush},
+		{backend.Collective{Kind: backend.AllToAll}, backend.U8, byPush},
 		{backend.Collective{Kind: backend.Broadcast}, backend.F32, byNCCL},
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32,
 			byTwoShot},
@@ -185,7 +187,6 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 		Dst: []int{1, 1}}}
 	uneven := even
 	uneven.Splits = []int{2, 2, 2, peers.MaxPiece / 2}
-	plain := backend.Collective{Kind: backend.AllToAll}
 	for name, test := range map[string]struct {
 		o     Options
 		what  backend.Collective
@@ -193,18 +194,18 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 		count int
 		want  Algorithm
 	}{
-		"bf16":            {Options{}, even, backend.BF16, 2, byPush},
+		"bf16":            {Options{}, even, backend.BF16, 2, byLL},
+		"the longest":     {Options{}, even, backend.F32, packetBytes / 4, byLL},
+		"longer":          {Options{}, even, backend.F32, packetBytes/4 + 2, byPush},
 		"f64":             {Options{Force: byPush, Link: PCIe}, even, backend.F64, 1 << 20, byPush},
-		"bytes":           {Options{Force: byPush}, even, backend.U8, 2, byNCCL},
+		"bytes":           {Options{Force: byPush}, even, backend.U8, 2, byPush},
 		"nothing":         {Options{Force: byPush}, even, backend.F32, 0, byNCCL},
-		"pieces together": {Options{Force: byPush}, plain, backend.F32, 2, byNCCL},
 		"too large":       {Options{Force: byPush}, uneven, backend.F32, 1 << 30, byNCCL},
 		"just fits":       {Options{Force: byPush}, uneven, backend.BF16, 1 << 30, byPush},
 		"not forced":      {Options{Link: PCIe}, even, backend.F32, 2, byNCCL},
 		"a shared device": {Options{Link: PCIe, SharedDevices: true}, even, backend.F32, 2, byPush},
-		"another one":     {Options{Force: byTwoShot}, even, backend.I32, 2, byPush},
+		"another one":     {Options{Force: byTwoShot}, even, backend.I32, 2, byLL},
 		"no memory":       {Options{Force: byPush, Off: true}, even, backend.F32, 2, byNCCL},
-		"a sum":           {Options{Force: byPush}, sum, backend.F32, 1024, byLL},
 	} {
 		test.o.Table, test.o.Staging = prototype(), 4<<10
 		c := newRig(t).group(t, 2, same(test.o))[0]
@@ -212,9 +213,9 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 		got := c.Capabilities().RunsRows(test.what, test.dtype, test.count)
-		require.Check(t, got == (test.want == byPush), "%s: capabilities say %v", name, got)
+		require.Check(t, got == (test.want != byNCCL), "%s: capabilities say %v", name, got)
 		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(
-			text, ": push: pieces are permuted") != (test.want == byPush) {
+			text, fmt.Sprintf(": %v: pieces are permuted", test.want)) != (test.want != byNCCL) {
 			t.Errorf("%s: explained as %q", name, text)
 		}
 	}
@@ -328,12 +329,12 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			{byOneShot, sum, floats, floats, 0, 0},
 			{byOneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 			{byLL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
-			{byOneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4),
-				floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
-			{byOneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3),
-				floats.Slice(8, 14), 0, 0},
-			{byOneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8),
-				floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
+			{byPush, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4),
+				floats.Slice(8, 16), 0, 0},
+			{byPush, backend.Collective{Kind: backend.AllGather}, floats.Slice(1, 7),
+				floats.Slice(8, 11), 0, peers.PlaceIn(1, at+4)},
+			{byPush, backend.Collective{Kind: backend.AllToAll}, floats.Slice(0, 4),
+				floats.Slice(8, 12), 0, peers.PlaceIn(1, at)},
 		} {
 			var x peers.PeerCall
 			c.memory.placeOperands(&x,

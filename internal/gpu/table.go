@@ -42,6 +42,7 @@ type Sample struct {
 	OneShot      float64 `json:"one_shot_us,omitempty"`
 	TwoShot      float64 `json:"two_shot_us,omitempty"`
 	Mesh         float64 `json:"mesh_us,omitempty"`
+	Push         float64 `json:"push_us,omitempty"`
 }
 
 // UnmarshalJSON implements [json.Unmarshaler]. It also reads the names that NCCL, LL and
@@ -78,6 +79,8 @@ func (s *Sample) time(a Algorithm) *float64 {
 		return &s.TwoShot
 	case byMesh:
 		return &s.Mesh
+	case byPush:
+		return &s.Push
 	}
 	return nil
 }
@@ -141,7 +144,8 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	}
 	last := 0
 	for _, s := range r.Samples {
-		if s.Bytes <= last || min(s.NCCL, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
+		if s.Bytes <= last || min(s.NCCL, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh,
+			s.Push) < 0 {
 			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, "+
 				"or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
 		}
@@ -239,12 +243,19 @@ func (r *Row) best(nbytes int) Algorithm {
 	if nccl == 0 {
 		return byNCCL // beyond what was measured, or not measured
 	}
-	for _, a := range []Algorithm{byMesh, byTwoShot, byOneShot, byLL128TwoShot, byLL} {
+	for _, a := range []Algorithm{byMesh, byPush, byTwoShot, byOneShot, byLL128TwoShot,
+		byLL} {
 		if t := r.at(a, nbytes); t > 0 && t < least {
 			best, least = a, t
 		}
 	}
 	return best
+}
+
+// faster reports whether algorithm a was measured to be faster than b.
+func (r *Row) faster(a, b Algorithm, nbytes int) bool {
+	ta, tb := r.at(a, nbytes), r.at(b, nbytes)
+	return ta > 0 && ta < tb
 }
 
 // besides reports whether copy engines run calls of a size beside which devices compute.

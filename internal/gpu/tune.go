@@ -10,7 +10,8 @@ import (
 
 // Tune measures a collective by every algorithm and returns a row for a table, whose
 // Source is left to the caller. sizes are the bytes of its largest operand, in order;
-// memory is the device's, zeroed, as long as the largest of them. Calls are in place.
+// memory is the device's, zeroed, as long as the largest of them. Calls are in place, but for
+// all-to-alls, which have half of it.
 // race times ways to start a call against each other, so that what disturbs one disturbs all,
 // and returns the microseconds of each, the same on every rank, or none where it has no time left,
 // on every rank: the row ends there. Tune is collective.
@@ -63,6 +64,12 @@ func (c *Communicator) trial(what backend.Collective, memory backend.Buffer, n i
 		return trial{c, what, whole, whole, whole.NBytes()}
 	}
 	n /= c.Size()
+	if what.Kind == backend.AllToAll { // of half of the size, since it is never in place
+		n /= 2
+		all := n * c.Size()
+		return trial{c, what, memory.Slice(all, 2*all), memory.Slice(0, all),
+			n * memory.DType().Size()}
+	}
 	whole = memory.Slice(0, n*c.Size())
 	own := memory.Slice(c.Rank()*n, (c.Rank()+1)*n)
 	if what.Kind == backend.ReduceScatter {

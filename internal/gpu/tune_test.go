@@ -31,7 +31,10 @@ func runAll(ways []func() (backend.Work, error)) (micros []float64, err error) {
 
 func TestTuneMeasuresEveryAlgorithmThatThereIsUnraced(t *testing.T) {
 	const most = 16 << 20 // more than LL can send
-	all := func(n int) Sample { return Sample{n, 1, 2, 3, 4, 5, 0} }
+	all := func(n int) Sample {
+		return Sample{Bytes: n, NCCL: 1, LL: 2, LL128TwoShot: 3, OneShot: 4, TwoShot: 5}
+	}
+	chunks := func(n int) Sample { return Sample{Bytes: n, NCCL: 1, LL: 2, Push: 3} }
 	for _, test := range []struct {
 		kind  backend.Kind
 		dtype backend.DType
@@ -39,12 +42,13 @@ func TestTuneMeasuresEveryAlgorithmThatThereIsUnraced(t *testing.T) {
 		want  []Sample
 	}{
 		{backend.AllReduce, backend.F32, []int{1, 1024, 1025, 4096, most},
-			[]Sample{all(1024), all(4096), {most, 1, 0, 2, 3, 4, 0}}},
+			[]Sample{all(1024), all(4096), {Bytes: most, NCCL: 1,
+				LL128TwoShot: 2, OneShot: 3, TwoShot: 4}}},
 		{backend.AllReduce, backend.BF16, []int{1025}, []Sample{all(1024)}},
-		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{{512, 1, 0, 0, 2, 0, 0},
-			{2048, 1, 0, 0, 2, 0, 0}}},
-		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{{512, 1, 0, 0, 2, 0, 0},
-			{most / 2, 1, 0, 0, 2, 0, 0}}},
+		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{chunks(512), chunks(2048)}},
+		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{chunks(512), {Bytes: most / 2,
+			NCCL: 1, Push: 2}}},
+		{backend.AllToAll, backend.U8, []int{1024, most}, []Sample{chunks(256), chunks(most / 4)}},
 	} {
 		t.Run(fmt.Sprint(test.kind, " ", test.dtype), func(t *testing.T) {
 			comms := newRig(t).group(t, 2, same(options()))

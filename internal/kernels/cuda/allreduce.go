@@ -85,8 +85,8 @@ const (
 	OneShot       // all-reduce: everyone reads everything
 	TwoShot       // all-reduce: reduce-scatter and all-gather
 	ReduceScatter // of chunks of the length of dst
-	AllGather     // of any type
-	AllToAll      // of types of 2, 4 or 8 bytes, of any layout: see alltoall.go
+	AllGather     // of any type: see alltoall.go
+	AllToAll      // of any type and layout
 	Mesh          // all-reduce on a cube mesh: everyone reads its neighbours
 	Halved        // all-reduce of f32 that travels as 16 bits: see ll128.go
 )
@@ -94,7 +94,7 @@ const (
 var ways = [...]struct{ name, verb string }{
 	LL: {"ll", "ll"}, LL128: {"ll128", "ll128"}, LL128TwoShot: {"ll128-two-shot", "ll128twoshot"},
 	OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
-	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
+	ReduceScatter: {"reduce-scatter", "scatter"}, AllGather: {"all-gather", "alltoall"},
 	AllToAll: {"all-to-all", "alltoall"}, Mesh: {"mesh", "mesh"},
 	Halved: {"halved", "halved"},
 }
@@ -113,13 +113,14 @@ type PeerCall struct {
 	Way Way
 	Op  backend.ReduceOp // Sum or Avg
 	// adds in the association backend.Tree: OneShot, TwoShot and ReduceScatter of F32
-	Tree     bool
+	Tree bool
+	// ReduceScatter, AllGather and AllToAll: in one trip, in lines, of what fits Lines
+	InLines  bool
 	Dst, Src backend.Buffer // may be in place
-	// Source and Target are the places of Src and Dst, where they have one: Source for
-	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot and
-	// AllToAll.
+	// Source and Target are the places of Src and Dst, where they have one: Source for a OneShot that
+	// is not in place; Target for TwoShot, AllGather and AllToAll.
 	Source, Target InWindow
-	Splits         []int         // of AllToAll, as in [backend.Collective]
+	Splits         []int         // of AllGather and AllToAll, as in [backend.Collective]
 	Rows           *backend.Rows // of AllToAll, nil for pieces that lie one after the other
 	Half           backend.DType // F16 or BF16: what travels of a Halved call
 	Event          uintptr       // of the driver, to be recorded behind the kernel; 0 for none
@@ -169,9 +170,7 @@ func (x *PeerCall) check(p *Peers) error {
 		}
 	case ReduceScatter:
 		dst *= p.Size
-	case AllGather:
-		src *= p.Size
-	case AllToAll:
+	case AllGather, AllToAll:
 		return x.checkPieces(p)
 	default:
 		return fmt.Errorf("%w: unknown %v", backend.ErrArgument, x.Way)
@@ -181,12 +180,12 @@ func (x *PeerCall) check(p *Peers) error {
 		return fmt.Errorf("%w: %v among %d ranks from %d %v to %d %v", backend.ErrArgument, x.Way,
 			p.Size, x.Src.Len(), d, x.Dst.Len(), x.Dst.DType())
 	}
-	if x.Way == AllGather {
-		return nil
-	}
 	if x.Way == Halved && !x.halves() {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op,
 			d, x.Half)
+	}
+	if x.InLines && (x.Way != ReduceScatter || x.Tree) {
+		return fmt.Errorf("%w: no kernel %v in lines", backend.ErrUnsupported, x.Way)
 	}
 	if x.Tree && !(d == backend.F32 && (x.Way == OneShot || x.Way == TwoShot ||
 		x.Way == ReduceScatter)) {
@@ -196,9 +195,18 @@ func (x *PeerCall) check(p *Peers) error {
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
 	}
-	if room := p.room(x.Way); x.Src.NBytes() > room {
-		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way,
-			x.Src.NBytes(), room)
+	return x.fits(p, min(x.Src.NBytes(), x.Dst.NBytes()))
+}
+
+// fits checks that there is room for so many bytes from one rank to another.
+func (x *PeerCall) fits(p *Peers, n int) error {
+	room := p.room(x.Way)
+	if x.InLines {
+		room = p.room(LL128)
+	}
+	if n > room {
+		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way, n,
+			room)
 	}
 	return nil
 }
@@ -212,6 +220,8 @@ func (p *Peers) room(w Way) int {
 		return p.Lines / p.Size * line
 	case (w == LL128TwoShot || w == Halved) && p.Lines < 2*p.Size:
 		return 0
+	case w == AllGather || w == AllToAll:
+		return MaxPiece
 	}
 	return math.MaxInt
 }
@@ -247,7 +257,7 @@ func (x *PeerCall) fill(c *Launch, p *Peers) {
 		x.ll128TwoShot(c, p)
 		return
 	}
-	if x.Way == AllToAll {
+	if x.Way == AllGather || x.Way == AllToAll {
 		x.allToAll(c, p)
 		return
 	}
@@ -259,12 +269,13 @@ func (x *PeerCall) fill(c *Launch, p *Peers) {
 	if x.Tree {
 		c.Entry.Verb = "tree" + c.Entry.Verb
 	}
-	if x.Way == AllGather {
-		c.Entry.Type, elements = unitTypes[1], n
+	way := x.Way
+	if x.InLines {
+		c.Entry.Verb, way = "ll128scatter", LL128
 	}
 	// A thread begins with one unit; with more when the grid is full.
 	units, perBlock := over(n, vector), roundThreads
-	switch x.Way {
+	switch way {
 	case LL:
 		units, perBlock = over(n, packet), llThreads
 	case LL128:
@@ -276,21 +287,15 @@ func (x *PeerCall) fill(c *Launch, p *Peers) {
 		Size{uint32(perBlock), 1}
 	p.pass(c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(elements))
-	switch x.Way {
-	case OneShot, AllGather:
+	switch way {
+	case OneShot:
 		c.pass(p.piece(1), uint64(x.Source))
 	case TwoShot: // operands and results are staged
 		c.pass(p.piece(2*p.Size), uint64(x.Target))
-	case ReduceScatter:
-		c.pass(p.piece(p.Size), uint64(x.Source))
+	case ReduceScatter: // in quarters of staging
+		c.pass(p.piece(2 * (p.Size + 1)))
 	case Mesh:
 		c.pass(p.piece(p.Size), neighbours(p.Neighbours).word())
-	}
-	switch x.Way {
-	case OneShot:
-		c.pass(1)
-	case ReduceScatter:
-		c.pass(uint64(p.Size))
 	}
 }
 

@@ -28,9 +28,12 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 		x, y := device(d, 1<<40, n), device(d, 1<<41, n)
 		all := device(d, 1<<42, n*size)
 		errs = append(errs, k.Exchange(p, &PeerCall{Way: AllGather, Dst: all, Src: x}))
-		if d.Size() > 1 {
-			errs = append(errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43,
-				n*size), Src: all}))
+		errs = append(errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43, n*size),
+			Src: all}))
+		if n*d.Size() <= p.room(LL128) {
+			errs = append(errs, k.Exchange(p, &PeerCall{Way: AllToAll, InLines: true,
+				Dst: device(d, 1<<43, n*size), Src: all}),
+				k.Exchange(p, &PeerCall{Way: AllGather, InLines: true, Dst: all, Src: x}))
 		}
 		for _, op := range backend.ReduceOps() {
 			if !Adds(d, op) {
@@ -43,6 +46,10 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 			}
 			errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Dst: y,
 				Src: all}))
+			if n*d.Size() <= p.room(LL128) {
+				errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, InLines: true,
+					Op: op, Dst: y, Src: all}))
+			}
 			if d == backend.F32 {
 				errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Tree: true,
 					Dst: y, Src: all}),
@@ -104,7 +111,8 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 	x, y, host := device(backend.F32, 1<<40, 8), device(backend.F32, 1<<41, 16),
 		backend.Of(make([]float32, 8))
 	small := peersOf(2)
-	small.Packets = 3
+	small.Packets, small.Lines = 3, 1
+	x2 := y.Slice(0, 8)
 	for name, test := range map[string]struct {
 		p    *Peers
 		x    PeerCall
@@ -129,8 +137,12 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 			backend.ErrUnsupported},
 		"odd elements": {peersOf(2), PeerCall{Way: AllToAll, Dst: y.As(backend.U8),
 			Src: y.As(backend.U8).Slice(0, 64)}, backend.ErrArgument},
-		"bytes": {peersOf(2), PeerCall{Way: AllToAll, Dst: x.As(backend.U8),
-			Src: y.As(backend.U8).Slice(0, 32)}, backend.ErrUnsupported},
+		"a piece of too many lines": {small, PeerCall{Way: AllToAll, InLines: true, Dst: x, Src: x2},
+			backend.ErrArgument},
+		"a tree of lines": {peersOf(2), PeerCall{Way: ReduceScatter, InLines: true, Tree: true,
+			Dst: x, Src: y}, backend.ErrUnsupported},
+		"one shot in lines": {peersOf(2), PeerCall{Way: OneShot, InLines: true, Dst: x, Src: x},
+			backend.ErrUnsupported},
 		"no rows": {peersOf(2), PeerCall{Way: AllToAll, Dst: x, Src: y.Slice(0, 8),
 			Rows: &backend.Rows{}}, backend.ErrArgument},
 		"a piece too large": {peersOf(2), PeerCall{Way: AllToAll, Dst: device(backend.F32, 1<<42,
@@ -213,7 +225,7 @@ func TestDevicesExchange(t *testing.T) {
 				run("exchange", verb, size, 1000, 0)
 			}
 			for _, verb := range []string{"treeoneshot", "treetwoshot", "treereducescatter",
-				"alltoall"} {
+				"alltoall", "ll128reducescatter", "ll128allgather", "ll128alltoall"} {
 				run("exchange", verb, size, 1000, 0)
 			}
 		}
@@ -227,11 +239,15 @@ func TestDevicesExchange(t *testing.T) {
 	run("exchange", "treetwoshot", 6, 100, 0)
 	run("exchange", "treeoneshot", 7, 100, 0)
 	run("exchange", "alltoall", 4, 150, 0)
+	run("exchange", "allgather", 3, 100, 0)
+	run("exchange", "ll128alltoall", 5, 150, 0)
+	run("exchange", "ll128allgather", 2, 100, 0)
+	run("exchange", "ll128reducescatter", 4, 100, 0)
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "ll", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
 	for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "allgather",
-		"alltoall", "halved"} {
+		"alltoall", "halved", "ll128reducescatter", "ll128allgather", "ll128alltoall"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}

@@ -1,34 +1,51 @@
 package cuda
 
 import (
-	"fmt"
-
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// MaxPiece is how many bytes of an [AllToAll] one rank can send to another: indices have 32 bits.
+// MaxPiece is how many bytes of an [AllToAll], or an [AllGather], one rank can send to another:
+// indices have 32 bits.
 const MaxPiece = 1 << 31
+
+// collective is the call of an AllGather or AllToAll.
+func (x *PeerCall) collective() backend.Collective {
+	kind := backend.AllToAll
+	if x.Way == AllGather {
+		kind = backend.AllGather
+	}
+	return backend.Collective{Kind: kind, Splits: x.Splits, Rows: x.Rows}
+}
 
 // piece returns how many bytes rank s sends to rank r.
 func (x *PeerCall) piece(p *Peers, s, r int) int {
 	d := x.Src.DType().Size()
-	if x.Splits == nil {
+	switch {
+	case x.Splits == nil && x.Way == AllGather:
+		return x.Src.Len() * d
+	case x.Splits == nil:
 		return x.Src.Len() / p.Size * d
+	case x.Way == AllGather:
+		return x.Splits[s] * d
 	}
 	return x.Splits[s*p.Size+r] * d
 }
 
-// rows returns how many rows the source of rank s and the destination of rank r have.
+// rows returns how many rows the source of rank s and the destination of rank r have. No rows of
+// the source say that all of it goes to every rank.
 func (x *PeerCall) rows(s, r int) (src, dst int) {
-	if x.Rows == nil {
+	switch {
+	case x.Way == AllGather:
+		return 0, 1
+	case x.Rows == nil:
 		return 1, 1
 	}
 	return x.Rows.Src[s], x.Rows.Dst[r]
 }
 
-// longest returns the bytes of the longest piece of an AllToAll in whole units, 0 for other calls.
+// longest returns the bytes of the longest piece of an AllGather or AllToAll, 0 for other calls.
 func (x *PeerCall) longest(p *Peers) (n int) {
-	if x.Way != AllToAll {
+	if x.Way != AllGather && x.Way != AllToAll {
 		return 0
 	}
 	for s := range p.Size {
@@ -36,23 +53,16 @@ func (x *PeerCall) longest(p *Peers) (n int) {
 			n = max(n, x.piece(p, s, r))
 		}
 	}
-	return over(n, vector) * vector
+	return n
 }
 
-// checkPieces checks an AllToAll.
+// checkPieces checks an AllGather or AllToAll.
 func (x *PeerCall) checkPieces(p *Peers) error {
-	what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
+	what := x.collective()
 	if _, err := what.Check(p.Rank, p.Size, x.Dst, x.Src); err != nil {
 		return err
 	}
-	if d := x.Src.DType(); d.Size()%2 != 0 {
-		return fmt.Errorf("%w: no kernel %v of %v", backend.ErrUnsupported, x.Way, d)
-	}
-	if n := x.longest(p); n > MaxPiece {
-		return fmt.Errorf("%w: %v of a piece of %d bytes: there is room for %d",
-			backend.ErrArgument, x.Way, n, MaxPiece)
-	}
-	return nil
+	return x.fits(p, x.longest(p))
 }
 
 // allToAll makes c the call. The struct Pieces of the kernel comes last.
@@ -62,7 +72,7 @@ func (x *PeerCall) allToAll(c *Launch, p *Peers) {
 	srcRows, dstRows := x.rows(p.Rank, p.Rank)
 	for r := range p.Size {
 		_, rows := x.rows(p.Rank, r)
-		src[r] = uint32(x.piece(p, p.Rank, r) / srcRows)
+		src[r] = uint32(x.piece(p, p.Rank, r) / max(srcRows, 1))
 		dst[r] = uint32(x.piece(p, r, p.Rank) / dstRows)
 		there[r] = uint32(x.piece(p, p.Rank, r) / rows)
 		for s := range p.Size {
@@ -73,9 +83,13 @@ func (x *PeerCall) allToAll(c *Launch, p *Peers) {
 			pitch[r] += part
 		}
 	}
-	longest := x.longest(p)
-	c.Entry = Entry{Verb: ways[x.Way].verb, Type: unitTypes[2]}
-	c.Grid, c.Block = Size{uint32(min(over(longest, vector*roundThreads), p.most())), 1},
+	longest := over(x.longest(p), vector) * vector
+	c.Entry = Entry{Verb: ways[x.Way].verb, Type: unitTypes[1]}
+	units := over(longest, vector)
+	if x.InLines {
+		c.Entry.Verb, units = "ll128alltoall", lineThreads*over(longest, line)
+	}
+	c.Grid, c.Block = Size{uint32(min(over(units, roundThreads), p.most())), 1},
 		Size{roundThreads, 1}
 	p.pass(c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(longest), uint64(x.Target), uint64(srcRows)|uint64(

@@ -166,11 +166,14 @@ DEVICE void ll128_two_shot(const Group &g, T *dst, const T *src, u64 n, u64 some
 					own.read(src, at);
 				else if (mine)
 					own.read_some(src, at, n);
-				ok = collect(g, parts, mine, round & 1, 0, room, i, round);
+				auto each = [&](u32) INLINE { return mine; };
+				ok = collect(g, parts, each, round & 1, 0, room, i, round);
 				if (!ok)
 					break;
 				Part<W> y = sum(g, parts, own.part());
-				push(g, y, mine, round & 1, g.size + g.rank, room, i, round);
+				push(
+					g, [&](u32) INLINE { return y; }, each, round & 1, g.size + g.rank, room, i,
+					round);
 				if (mine)
 					Own(y, factor).write(dst, at, n, vectors);
 			}
@@ -178,7 +181,9 @@ DEVICE void ll128_two_shot(const Group &g, T *dst, const T *src, u64 n, u64 some
 		auto gather = [&](u64 r, u64 round) INLINE {
 			for (u64 i = turns.first; turns.more(i, some) && ok; i += turns.every) {
 				Part<W> parts[R] = {};
-				ok = collect(g, parts, i < some, round & 1, g.size, room, i, round);
+				ok = collect(
+					g, parts, [&](u32) INLINE { return i < some; }, round & 1, g.size, room, i,
+					round);
 #pragma unroll
 				for (u32 p = 0; p < R; p++)
 					if (ok && i < some && p < g.size && p != g.rank)

@@ -90,23 +90,25 @@ template <class T> struct Part {
 	DEVICE bool receive(const u64 *line, u64 flag) { return get_part(lo, hi, line, lane(), flag); }
 };
 
-// push sends a part to every other rank. Each rank starts with another one, so that
-// links are used evenly.
-template <class T>
-DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u64 room,
-	u64 i, u64 flag) {
-	converge();
+// push sends part(p) to every other rank p that gets line i, as mine(p) says. Each rank starts with
+// another one, so that links are used evenly.
+template <class Of, class Mine>
+DEVICE void push(const Group &g, Of part, Mine mine, u32 half, u32 area, u64 room, u64 i,
+	u64 flag) {
 #pragma unroll 1
 	for (u32 step = 1, p = g.rank; step < g.size; step++) {
 		p = p + 1 < g.size ? p + 1 : 0;
-		if (mine)
-			part.send(line_at(g, p, half, area, room, i), flag);
+		auto x = part(p);
+		converge();
+		if (mine(p))
+			x.send(line_at(g, p, half, area, room, i), flag);
 	}
 }
 
-// collect waits for line i in the areas of all other ranks, from `area` on.
-template <u32 R, class T>
-DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u64 room,
+// collect waits for line i in the areas of all other ranks p that send it, as mine(p) says, from
+// `area` on.
+template <u32 R, class T, class Mine>
+DEVICE bool collect(const Group &g, Part<T> (&parts)[R], Mine mine, u32 half, u32 area, u64 room,
 	u64 i, u64 flag) {
 	converge();
 	return await<Warp>(g, [&]() INLINE {
@@ -115,12 +117,12 @@ DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u3
 		u32 missing = 0;
 #pragma unroll
 		for (u32 p = 0; p < R; p++) {
-			bool other = p < g.size && p != g.rank;
-			u64 *line = line_at(g, g.rank, half, area + (other ? p : g.rank), room, mine ? i : 0);
+			bool other = p < g.size && p != g.rank && mine(p);
+			u64 *line = line_at(g, g.rank, half, area + (other ? p : g.rank), room, other ? i : 0);
 			bool there = parts[p].receive(line, flag);
 			missing = other && !there ? 1 + p : missing;
 		}
-		return mine ? missing : 0;
+		return missing;
 	});
 }
 

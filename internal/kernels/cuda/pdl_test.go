@@ -66,7 +66,8 @@ func TestTextsGetPDL(t *testing.T) {
 func TestTraitsAreThoseOfTheKernels(t *testing.T) {
 	texts := require.Value(textsWith("", hopper))(t)
 	peers := map[string]bool{"allreduce": true, "ll128": true, "mesh": true}
-	releasing := map[string]bool{"ll": true, "ll128": true}
+	releasing := map[string]bool{"ll": true, "ll128": true, "ll128scatter": true,
+		"ll128alltoall": true}
 	for family, text := range texts {
 		for name, body := range bodies(text) {
 			e := require.Value(parseEntry(name))(t)

@@ -14,6 +14,7 @@
 #include "../ll128.cu"
 #include "../mesh.cu"
 
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -116,6 +117,7 @@ static const u64 sizes[] = {4, 2, 2, 1};
 struct Call {
 	std::string verb;
 	bool tree;        // in whose order it adds
+	bool in_lines;    // what could go by rounds, too
 	Type type;
 	u64 n; // elements of a chunk
 	bool average;
@@ -169,8 +171,8 @@ struct Draw {
 
 // A tensor [a, b, c, d, e] that is distributed along one of b and d is distributed along the other
 // one.
-static Layout draw_layout(u64 number) {
-	Draw draw = {number * 31};
+static Layout draw_layout(u64 seed) {
+	Draw draw = {seed};
 	u64 size = devices.size(), cut[most_ranks], join[most_ranks];
 	bool uneven = draw(2), scatters_first = draw(2);
 	for (u64 p = 0; p < size; p++)
@@ -186,48 +188,68 @@ static Layout draw_layout(u64 number) {
 	return l;
 }
 
+// Pieces that travel in lines have room for them.
+static Layout draw_layout(const Call &c, u64 number) {
+	for (Draw seed = {number * 31};;) {
+		Layout l = draw_layout(seed.state);
+		u64 longest = 0;
+		for (auto &of : l.n)
+			longest = std::max(longest, *std::max_element(of, of + most_ranks));
+		if (!c.in_lines || longest * sizes[c.type] <= lines / devices.size() * line_bytes)
+			return l;
+		seed(1);
+	}
+}
+
 static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices.size() : 1; }
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
 static u64 length_in(const Call &c, u64 number, u32 rank) {
-	return c.verb == "alltoall" ? draw_layout(number).length(rank, false) : chunks_in(c) * c.n;
+	return c.verb == "alltoall" ? draw_layout(c, number).length(rank, false) : chunks_in(c) * c.n;
 }
 static u64 length_out(const Call &c, u64 number, u32 rank) {
-	return c.verb == "alltoall" ? draw_layout(number).length(rank, true) : chunks_out(c) * c.n;
+	return c.verb == "alltoall" ? draw_layout(c, number).length(rank, true) : chunks_out(c) * c.n;
 }
 
 static Call draw_call(const std::string &verb, u64 number) {
 	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot",
 		"reducescatter", "allgather", "halved", "treeoneshot", "treetwoshot", "treereducescatter",
-		"alltoall"};
+		"alltoall", "ll128reducescatter", "ll128allgather", "ll128alltoall"};
 	Draw draw = {number * 77};
 	Call c;
-	c.verb = verb == "mixed" ? verbs[draw(12)] : verb;
+	c.verb = verb == "mixed" ? verbs[draw(15)] : verb;
 	c.tree = c.verb.substr(0, 4) == "tree";
 	if (c.tree)
 		c.verb = c.verb.substr(4);
+	c.in_lines = c.verb.size() > 12 && c.verb.substr(0, 5) == "ll128" && c.verb != "ll128twoshot";
+	if (c.in_lines)
+		c.verb = c.verb.substr(5);
 	c.type = c.verb == "allgather" ? type_u8 : Type(draw(3));
 	c.half = Type(type_f16 + draw(2));
 	if (c.verb == "halved" || c.tree)
 		c.type = type_f32;
 	if (c.verb == "alltoall")
-		c.type = Type(draw(2)); // of 32 bits or 16
+		c.type = draw(3) ? Type(draw(2)) : type_u8; // of 32 bits, 16 or 8
 	c.average = c.verb != "allgather" && c.verb != "alltoall" && draw(2);
 	u64 size = devices.size();
 	u64 most = c.verb == "ll"			? packets * 8
-		: c.verb == "ll128"				? lines / size * line_bytes
+		: c.verb == "ll128" || c.in_lines ? lines / size * line_bytes
 		: draw(8) && c.verb != "halved" ? 700
 										: 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
 	c.grid = 1 + draw(most_grid);
-	c.threads =
-		c.verb.substr(0, 5) == "ll128" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
+	c.threads = c.verb.substr(0, 5) == "ll128" || c.in_lines || c.verb == "halved"
+		? 32 * (1 + draw(2))
+		: 8 + draw(9);
 	// lines, then those of a segment
 	u64 each = (c.n * sizes[c.verb == "halved" ? c.half : c.type] + line_bytes - 1) / line_bytes;
 	each = (each + size - 1) / size;
 	u64 room = 1 + draw(lines / (2 * size));
 	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
-	u64 shares = c.verb == "twoshot" ? 2 * size : c.verb == "mesh" ? size : chunks_in(c);
+	u64 shares = c.verb == "twoshot" ? 2 * size
+		: c.verb == "mesh"			 ? size
+		: c.verb == "reducescatter"  ? 2 * (size + 1)
+									 : 1;
 	c.piece = std::max<u64>(1, staging / 16 / shares);
 	return c;
 }
@@ -236,7 +258,7 @@ static Mine draw_mine(const Call &c, u64 number, u32 rank) {
 	Draw draw = {number * 1013 + rank};
 	Mine m;
 	Device &d = *devices[rank];
-	bool permutes = c.verb == "alltoall";
+	bool permutes = c.verb == "alltoall", pushes = permutes || c.verb == "allgather";
 	u64 bytes = permutes ? 0 : c.n * sizes[c.type];
 	m.in_place = draw(2) && !permutes;
 	bool shows = draw(2), wants = draw(2), aligned = draw(3);
@@ -253,8 +275,8 @@ static Mine draw_mine(const Call &c, u64 number, u32 rank) {
 		m.dst = m.src;
 	auto place = [&](u8 *p, u64 other) -> u64 {
 		for (u64 w = 0; w < 2; w++)
-			if (p >= d.windows[w] && p < d.windows[w] + window && ADDRESS(p) % 16 == 0 &&
-				bytes % 16 == 0 && !other)
+			if (p >= d.windows[w] && p < d.windows[w] + window &&
+				(pushes || (ADDRESS(p) % 16 == 0 && bytes % 16 == 0)) && !other)
 				return (w + 1) << 48 | u64(p - d.windows[w]);
 		return 0;
 	};
@@ -330,7 +352,7 @@ static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 
 static void fail(const Call &c, u64 number, u32 rank, const std::string &what) {
 	std::printf("call %llu, %s%s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number,
-		c.tree ? "tree" : "", c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(),
+		c.tree ? "tree" : c.in_lines ? "ll128" : "", c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(),
 		what.c_str());
 	std::fflush(stdout);
 	_exit(1);
@@ -340,7 +362,7 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 	u64 size = sizes[c.type], length = length_out(c, number, rank), in = length_in(c, number, rank);
 	u8 want[4];
 	std::vector<std::pair<u32, u64>> from(length); // of an all-to-all
-	Layout l = draw_layout(number);
+	Layout l = draw_layout(c, number);
 	for (u32 p = 0; p < devices.size() && c.verb == "alltoall"; p++)
 		for (u64 e = 0; e < l.n[p][rank]; e++)
 			from[l.at(p, rank, e, true)] = {p, l.at(p, rank, e, false)};
@@ -394,18 +416,34 @@ static Pieces pieces_of(const Layout &l, u32 rank, u64 size, u64 &longest) {
 	return x;
 }
 
+// gathered is pieces_of an all-gather of n bytes a rank.
+static Pieces gathered(u32 rank, u64 n, u64 &longest) {
+	Pieces x = {};
+	x.dst_rows = 1, longest = (n + 15) / 16 * 16;
+	for (u32 p = 0; p < devices.size(); p++) {
+		x.src[p] = x.dst[p] = x.there[p] = n;
+		x.there_at[p] = rank * n, x.there_pitch[p] = devices.size() * n;
+	}
+	return x;
+}
+
 // launch runs one block.
 static void launch(const Call &c, const Mine &m, u64 number, u32 rank, u32 block, u64 limit) {
-	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
-	std::string type = verb == "alltoall" ? "b16" : type_names[verb == "halved" ? c.half : c.type];
-	const emulate::Kernel &k = emulate::kernels[(c.tree ? "tree" : "") + verb + "_" + type];
+	bool gathers = c.verb == "allgather", pieces = gathers || c.verb == "alltoall";
+	std::string verb = pieces ? "alltoall"
+		: c.verb == "reducescatter" ? "scatter"
+									: c.verb;
+	std::string type = pieces ? "b8" : type_names[verb == "halved" ? c.half : c.type];
+	const emulate::Kernel &k = emulate::kernels[(c.tree ? "tree" : c.in_lines ? "ll128" : "") +
+		verb + "_" + type];
 	Group g =
 		group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
 	words.insert(words.end(), {ADDRESS(m.dst), ADDRESS(m.src), c.n});
-	if (verb == "alltoall") {
-		Pieces x = pieces_of(draw_layout(number), rank, sizes[c.type], words.back());
+	if (pieces) {
+		Pieces x = gathers ? gathered(rank, c.n, words.back())
+			: pieces_of(draw_layout(c, number), rank, sizes[c.type], words.back());
 		words.push_back(m.target);
 		words.insert(words.end(), reinterpret_cast<u64 *>(&x), reinterpret_cast<u64 *>(&x + 1));
 	} else if (verb == "ll128twoshot" || verb == "halved")
@@ -417,10 +455,10 @@ static void launch(const Call &c, const Mine &m, u64 number, u32 rank, u32 block
 					partner(rank, 3) << 24});
 	else if (verb == "twoshot")
 		words.insert(words.end(), {c.piece, m.target});
-	else if (verb != "ll" && verb != "ll128")
+	else if (verb == "scatter" && !c.in_lines)
+		words.push_back(c.piece);
+	else if (verb == "oneshot")
 		words.insert(words.end(), {c.piece, m.source});
-	if (verb == "oneshot")
-		words.push_back(chunks_in(c));
 	if (verb == "halved")
 		words.push_back(bits_as<u64>(c.average ? 1.0 : f64(devices.size())));
 	if (words.size() * 8 != k.nbytes)
