@@ -28,19 +28,34 @@ func (a Absence) Error() string {
 		"Close of that machine first"
 }
 
-func (a Absence) f64() float64 {
-	return math.Float64frombits(0x7ff8_0000_1e00_0000 | uint64(a)<<32)
+// mark returns the NaN of a dtype whose payload is as much of a as there is room for, and 0 for
+// integers, which have none.
+func (a Absence) mark(d backend.DType) uint64 {
+	switch d {
+	case backend.F64:
+		return 0x7ff8_0000_1e00_0000 | uint64(a)<<32
+	case backend.F32:
+		return 0x7fc0_0000 | uint64(a)
+	case backend.BF16:
+		return 0x7fc0 | uint64(a)&0x3f
+	case backend.F16:
+		return 0x7e00 | uint64(a)&0x1ff
+	}
+	return 0
 }
-
-func (a Absence) f32() float32 { return math.Float32frombits(0x7fc0_0000 | uint32(a)) }
 
 // fill marks all elements of a tensor.
 func (a Absence) fill(memory backend.Buffer) {
+	mark := a.mark(memory.DType())
 	switch memory.DType() {
 	case backend.F64:
-		fill(backend.View[float64](memory), a.f64())
+		fill(backend.View[float64](memory), math.Float64frombits(mark))
 	case backend.F32:
-		fill(backend.View[float32](memory), a.f32())
+		fill(backend.View[float32](memory), math.Float32frombits(uint32(mark)))
+	case backend.BF16:
+		fill(backend.View[backend.BFloat16](memory), backend.BFloat16(mark))
+	case backend.F16:
+		fill(backend.View[backend.Float16](memory), backend.Float16(mark))
 	}
 }
 
@@ -52,19 +67,24 @@ func fill[T any](x []T, with T) {
 
 // marks reports whether the first or the last element of a tensor is marked.
 func (a Absence) marks(memory backend.Buffer) bool {
-	n := memory.Len()
-	if n == 0 {
+	n, mark := memory.Len(), a.mark(memory.DType())
+	if n == 0 || mark == 0 {
 		return false
 	}
+	return elementBits(memory, 0) == mark || elementBits(memory, n-1) == mark
+}
+
+// elementBits returns the bits of a float.
+func elementBits(memory backend.Buffer, i int) uint64 {
 	switch memory.DType() {
 	case backend.F64:
-		x, mark := backend.View[float64](memory), math.Float64bits(a.f64())
-		return math.Float64bits(x[0]) == mark || math.Float64bits(x[n-1]) == mark
+		return math.Float64bits(backend.View[float64](memory)[i])
 	case backend.F32:
-		x, mark := backend.View[float32](memory), math.Float32bits(a.f32())
-		return math.Float32bits(x[0]) == mark || math.Float32bits(x[n-1]) == mark
+		return uint64(math.Float32bits(backend.View[float32](memory)[i]))
+	case backend.BF16:
+		return uint64(backend.View[backend.BFloat16](memory)[i])
 	}
-	return false
+	return uint64(backend.View[backend.Float16](memory)[i])
 }
 
 // Present returns nil if all elements of a tensor are the present ones, else its [Absence].
