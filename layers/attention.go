@@ -224,7 +224,8 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 			}
 		}
 		y, err := nn.Attention(operands[0], operands[1], operands[2], nn.AttentionOptions{
-			Causal: o.Causal, Appended: o.Appended, SoftCap: o.SoftCap, Mask: o.Mask, KeyLengths: o.KeyLengths})
+			Causal: o.Causal, Appended: o.Appended, SoftCap: o.SoftCap, Mask: o.Mask,
+			KeyLengths: o.KeyLengths})
 		if err != nil {
 			return Node{}, err
 		}

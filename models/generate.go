@@ -108,8 +108,8 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Genera
 			backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
 	if o.Layout != nil && o.Layout.SP > 1 {
-		return nil, fmt.Errorf("%w: a layout of %v shards positions, which come one at a time: use "+
-			"its ranks for weights or samples", backend.ErrUnsupported, o.Layout)
+		return nil, fmt.Errorf("%w: a layout of %v shards positions, which come one at a time: "+
+			"use its ranks for weights or samples", backend.ErrUnsupported, o.Layout)
 	}
 	if err := m.grows(o.Context); err != nil {
 		return nil, err

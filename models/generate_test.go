@@ -244,8 +244,9 @@ func TestGenerateRefuses(t *testing.T) {
 		prompts [][]int
 		s       models.Sampling
 	}{
-		"no prompt": {nil, models.Sampling{}}, "an empty one": {[][]int{p, {}}, models.Sampling{}}, "a long one": {[][]int{long},
-			models.Sampling{}},
+		"no prompt":            {nil, models.Sampling{}},
+		"an empty one":         {[][]int{p, {}}, models.Sampling{}},
+		"a long one":           {[][]int{long}, models.Sampling{}},
 		"another vocabulary":   {[][]int{p, p, {3, 61}}, models.Sampling{}},
 		"a negative token":     {[][]int{{-1, 3}}, models.Sampling{}},
 		"a temperature":        {[][]int{p}, models.Sampling{Temperature: -1}},

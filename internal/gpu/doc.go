@@ -82,10 +82,10 @@
 // LL runs short ones, Push the others. Neither takes memory beside the staging.
 //
 // Lines need NVLink, of a V100, an A100, or Hopper and newer; without it, LL is for all-reduces
-// alone and ends at 128 KiB, and the two shots are those with barriers. Packets and lines come from NCCL's protocols LL and
-// LL128; ours alternate between two inboxes, which is enough when everyone sends to everyone.
-// allreduce.cu, ll128.cu and peers.cuh of internal/kernels/cuda say how ranks meet and why nobody
-// overtakes anybody.
+// alone and ends at 128 KiB, and the two shots are those with barriers. Packets and lines come from
+// NCCL's protocols LL and LL128; ours alternate between two inboxes, which is enough when everyone
+// sends to everyone. allreduce.cu, ll128.cu and peers.cuh of internal/kernels/cuda say how ranks
+// meet and why nobody overtakes anybody.
 //
 // Nothing but values that all ranks share decides about a call: not where an operand
 // is, nor how it is aligned. Memory from Alloc that begins at a multiple of 16 bytes

@@ -55,7 +55,8 @@ func (m Survey) Algorithms() []Algorithm {
 		return []Algorithm{byNCCL}
 	}
 	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool {
-		return a == byLL128TwoShot && !p.lines || !algorithms[a].runs(backend.AllReduce) && a != byNCCL
+		return a == byLL128TwoShot && !p.lines ||
+			a != byNCCL && !algorithms[a].runs(backend.AllReduce)
 	})
 }
 

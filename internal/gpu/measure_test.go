@@ -51,7 +51,8 @@ func TestRanksMeasureWhatTheTableLacksAndKeepIt(t *testing.T) {
 		backend.AllToAll} {
 		r := kept.find(m, k, backend.F16)
 		require.Check(t, r != nil && r.Quick && r.NVLinks == 7 && len(r.Samples) == 4 &&
-			r.Samples[0].NCCL > 0 && max(r.Samples[3].OneShot, r.Samples[3].Push) > 0, "%s has %+v for %v", path, r, k)
+			r.Samples[0].NCCL > 0 && max(r.Samples[3].OneShot, r.Samples[3].Push) > 0,
+			"%s has %+v for %v", path, r, k)
 	}
 	before := require.Value(os.ReadFile(path))(t)
 	again := g.group(t, 2, same(fresh()))

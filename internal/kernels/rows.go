@@ -26,8 +26,8 @@ func (c Check) rows(kernel string, r Rows, table, taken, indices backend.Buffer)
 	}
 	if d := table.DType(); d != backend.F32 && d != backend.F64 && (d.Size() != 2 ||
 		kernel == "addrows" || r.Width%2 != 0) {
-		return fmt.Errorf("%w: %s of %v: of f32 and f64, and unless it adds of rows of pairs of 16 "+
-			"bits", backend.ErrUnsupported, kernel, d)
+		return fmt.Errorf("%w: %s of %v: want f32 or f64, or, where nothing is added, 16 bits in "+
+			"rows of an even width", backend.ErrUnsupported, kernel, d)
 	}
 	if d := indices.DType(); d != backend.I32 && d != backend.I64 {
 		return fmt.Errorf("%w: %s by indices of %v: want i32 or i64", backend.ErrUnsupported,

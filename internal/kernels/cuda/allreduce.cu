@@ -102,8 +102,8 @@ template <class T> DEVICE void ll(const Group &g, T *dst, const T *src, u64 n) {
 
 // ---- LL128 ----
 
-// all-reduce (chunks false): for i < n { dst[i] = sum over p of src of rank p [i] / divisor }, where
-// n elements fill no more than g.lines / g.size lines. The same as ll, with fewer bytes.
+// all-reduce (chunks false): for i < n { dst[i] = sum over p of src of rank p [i] / divisor },
+// where n elements fill no more than g.lines / g.size lines. The same as ll, with fewer bytes.
 // reduce-scatter (chunks true): the same of src + n * rank
 template <class T, bool chunks> DEVICE void ll128(const Group &g, T *dst, const T *src, u64 n) {
 	SHARED Block k;
@@ -338,9 +338,9 @@ DEVICE void oneshot(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 sour
 //
 // The operand of an all-reduce is cut into a segment for each rank, of whole units; that of a
 // reduce-scatter has a chunk for each. A round does `piece` units of each: every rank pushes those
-// of the others to them, adds up its own, and, in an all-reduce, pushes the sums to where every rank
-// wants them. target is the place of dst, 0 if it is to be staged. It also works in place: a unit
-// of dst is written after it was read in src.
+// of the others to them, adds up its own, and, in an all-reduce, pushes the sums to where every
+// rank wants them. target is the place of dst, 0 if it is to be staged. It also works in place: a
+// unit of dst is written after it was read in src.
 //
 // The operands of the next round are pushed before the sums of this one are awaited, so that the
 // links stay busy. Two halves of staging are enough for that: see ll128.cu. A reduce-scatter has no
@@ -473,8 +473,8 @@ struct Pieces {
 // Team is the threads of a block that copy something: so many from `first` on.
 struct Team { u32 first, threads; };
 
-// copy_rows copies bytes lo to hi of a piece, by a team, in accesses of B, and what is less than one
-// at the end of a piece by bytes. A thread has four loads under way.
+// copy_rows copies bytes lo to hi of a piece, by a team, in accesses of B, and what is less than
+// one at the end of a piece by bytes. A thread has four loads under way.
 template <class B>
 DEVICE void copy_rows(const Rows &to, const Rows &from, u32 lo, u32 hi, Team team) {
 	constexpr u32 K = 4;
@@ -497,14 +497,14 @@ DEVICE void copy_rows(const Rows &to, const Rows &from, u32 lo, u32 hi, Team tea
 		*to.of(i) = *from.of(i);
 }
 
-// Bytes of a run that a block copies before it goes on behind those of the other blocks, so that all
-// are near each other: whole turns of a block's threads, or of three quarters of them.
+// Bytes of a run that a block copies before it goes on behind those of the other blocks, so that
+// all are near each other: whole turns of a block's threads, or of three quarters of them.
 constexpr u64 run_bytes = 96 << 10;
 
 // copy_share copies bytes lo to end of a piece, as far as they are this block's share of the
-// `piece` bytes from lo on, in accesses as wide as both sides allow. Shares are runs of whole units,
-// so that the same block of another rank, which may use other accesses, has the same bytes; and the
-// same in all rounds.
+// `piece` bytes from lo on, in accesses as wide as both sides allow. Shares are runs of whole
+// units, so that the same block of another rank, which may use other accesses, has the same bytes;
+// and the same in all rounds.
 DEVICE void copy_share(const Rows &to, const Rows &from, u32 lo, u32 end, u64 piece, Team team) {
 	u64 share = (piece + blocks_x() - 1) / blocks_x(), runs = (share + run_bytes - 1) / run_bytes;
 	u32 run = (u32)(((share + runs - 1) / runs + 15) / 16 * 16);
@@ -537,10 +537,10 @@ constexpr u64 round_bytes = 4 << 20;
 // one round.
 //
 // A round is pushed before the one ahead of it is awaited, so that the links are busy while staging
-// is read. A quarter of the threads copies the rank's own piece meanwhile. Four quarters of staging are enough: a rank
-// pushes round t+1 once round t-1 of all has arrived, which they pushed after they had read round
-// t-3. The last round is pushed after the one ahead was read: the next kernel may use that half of
-// staging at once, see peers.cuh.
+// is read. A quarter of the threads copies the rank's own piece meanwhile. Four quarters of staging
+// are enough: a rank pushes round t+1 once round t-1 of all has arrived, which they pushed after
+// they had read round t-3. The last round is pushed after the one ahead was read: the next kernel
+// may use that half of staging at once, see peers.cuh.
 DEVICE void alltoall(const Group &g, u8 *dst, u8 *src, u64 longest, u64 target, const Pieces &x) {
 	SHARED Block k;
 	await_predecessors();

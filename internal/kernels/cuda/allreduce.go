@@ -117,8 +117,8 @@ type PeerCall struct {
 	// ReduceScatter, AllGather and AllToAll: in one trip, in lines, of what fits Lines
 	InLines  bool
 	Dst, Src backend.Buffer // may be in place
-	// Source and Target are the places of Src and Dst, where they have one: Source for a OneShot that
-	// is not in place; Target for TwoShot, AllGather and AllToAll.
+	// Source and Target are the places of Src and Dst, where they have one: Source for a OneShot
+	// that is not in place; Target for TwoShot, AllGather and AllToAll.
 	Source, Target InWindow
 	Splits         []int         // of AllGather and AllToAll, as in [backend.Collective]
 	Rows           *backend.Rows // of AllToAll, nil for pieces that lie one after the other

@@ -3,8 +3,8 @@
 CUDA := internal/kernels/cuda
 PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard $(CUDA)/*.cu))
 PTX_NEWER := $(patsubst %,$(CUDA)/%.ptx.gz,attention_bf16.sm_80 \
-	attention_few.sm_80 attention_narrow.sm_80 fewrows.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 recurrent.sm_80 \
-	allreduce.sm_90 attention_bf16.sm_90a fewrows.sm_90)
+	attention_few.sm_80 attention_narrow.sm_80 fewrows.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 \
+	recurrent.sm_80 allreduce.sm_90 attention_bf16.sm_90a fewrows.sm_90)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx
 PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)

@@ -290,7 +290,8 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	// an order of their own anyway.
 	require.Check(t, slices.Contains([]string{"unary", "gemm", "convolve", "attention",
 		"attention_bf16", "attention_few", "attention_narrow", Recurrences}, family) ||
-		!strings.Contains(text, "fma.rn"), "%s has fused multiply-adds: results would differ from the host's", family)
+		!strings.Contains(text, "fma.rn"),
+		"%s has fused multiply-adds: results would differ from the host's", family)
 	if strings.HasPrefix(family, "attention_") { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
 	}

@@ -352,8 +352,8 @@ static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 
 static void fail(const Call &c, u64 number, u32 rank, const std::string &what) {
 	std::printf("call %llu, %s%s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number,
-		c.tree ? "tree" : c.in_lines ? "ll128" : "", c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(),
-		what.c_str());
+		c.tree ? "tree" : c.in_lines ? "ll128" : "", c.verb.c_str(), type_names[c.type], c.n,
+		c.grid, rank, devices.size(), what.c_str());
 	std::fflush(stdout);
 	_exit(1);
 }
