@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -99,5 +100,33 @@ func TestAResultThatNoRunChangesIsThere(t *testing.T) {
 			require.Slices(t, name, floats(t, m.twice.Value()),
 				[]float64{twice, twice, twice, twice})
 		}
+	}
+}
+
+// What another machine trains is frozen for one that evaluates, as for a Generator that has the
+// Learnables of a training: its next run computes anew what it has computed of it, also after the
+// host has written what was pulled.
+func TestWhatAnotherMachineTrainsIsComputedAnew(t *testing.T) {
+	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		w := filledWith(2, 3)
+		m, other := newFrozenModel(w), newFrozenModel(w)
+		loss := gorgonia.Must(gorgonia.Sum(other.twice)) // whose gradient is 2
+		require.NoError(t, require.Err(gorgonia.Grad(loss, other.w)))
+		reads := m.on(t, d, vm.Keep(m.twice))
+		trains := machineOn(t, d, other.g, vm.WithSolver(&solver.SGD{Rate: 0.5}, other.w))
+		want := func(what string, twice float64) {
+			t.Helper()
+			run(t, reads)
+			require.Check(t, floats(t, m.twice.Value())[0] == twice, "%s, %s: %v, want %v", name,
+				what, m.twice.Value(), twice)
+		}
+		want("before the training", 6)
+		for _, twice := range []float64{4, 2} {
+			run(t, trains)
+			want("after a step", twice)
+		}
+		require.NoError(t, trains.Pull())
+		copy(w.Data().([]float32), []float32{9, 9, 9, 9})
+		want("after the host has written it", 18)
 	}
 }

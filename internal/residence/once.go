@@ -2,13 +2,14 @@ package residence
 
 import (
 	"encoding/binary"
+	"iter"
 	"slices"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Once is memory with what is computed of tensors that nothing changes. Machines that compute the
+// Once is memory with what is computed of tensors that its machines do not change. Machines that compute the
 // same of the same tensors share it.
 type Once struct {
 	Memory backend.Buffer // none before Fill
@@ -17,7 +18,7 @@ type Once struct {
 	leaves []backend.Buffer // of the host, which must stay while their addresses are a key
 	key    recipe
 	users  int  // guarded by Copies.mu
-	stale  bool // likewise: the host has written a leaf
+	stale  bool // likewise: somebody has written a leaf
 }
 
 // recipe is what is computed, and of which memory.
@@ -68,18 +69,22 @@ func (s *Copies) Current(o *Once, leaves []backend.Buffer) bool {
 	return !o.stale && slices.Equal(o.leaves, leaves)
 }
 
-// Outdated notes that the host has written a tensor that nothing else changes: what was computed of
-// it is computed again.
-func (s *Copies) Outdated(leaf backend.Buffer) {
+// Outdated notes that the host or another machine writes tensors: what was computed of them is
+// computed again.
+func (s *Copies) Outdated(written iter.Seq[backend.Buffer]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.once) == 0 {
+		return
+	}
+	all := map[backend.Buffer]bool{}
+	for b := range written {
+		all[b] = true
+	}
 	for key, o := range s.once {
-		for _, b := range o.leaves {
-			if b == leaf {
-				o.stale = true
-				delete(s.once, key)
-				break
-			}
+		if slices.ContainsFunc(o.leaves, func(b backend.Buffer) bool { return all[b] }) {
+			o.stale = true
+			delete(s.once, key)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package residence
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -37,7 +38,7 @@ func TestWhatIsComputedOnceIsShared(t *testing.T) {
 	leaves[0] = v
 	require.Check(t, s.Current(first, []backend.Buffer{w}) && !s.Current(first, leaves),
 		"it is not of its leaves")
-	s.Outdated(w)
+	s.Outdated(slices.Values([]backend.Buffer{w}))
 	third := s.Compute("exp", []backend.Buffer{w})
 	require.Check(t, third != first && !s.Current(first, []backend.Buffer{w}),
 		"what was written is current")

@@ -229,6 +229,7 @@ func (e *Executor) beginRun() error {
 		}
 		e.moved = false
 	}
+	e.outdateWritten()
 	return errors.Join(e.uploads.send(e.device), e.refresh())
 }
 

@@ -2,6 +2,7 @@ package exec
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
@@ -75,5 +76,26 @@ func (e *Executor) releaseOnce(buffer int) error {
 }
 
 // Outdated makes the next run of each machine on the device compute anew what was computed once of
-// a tensor that the host has written.
-func (e *Executor) Outdated(leaf backend.Buffer) { e.device.Copies().Outdated(leaf) }
+// tensors that somebody writes.
+func (e *Executor) Outdated(leaves ...backend.Buffer) {
+	e.device.Copies().Outdated(slices.Values(leaves))
+}
+
+// outdateWritten is Outdated of what updates of the plan write: other machines may have it frozen.
+func (e *Executor) outdateWritten() {
+	e.device.Copies().Outdated(func(yield func(backend.Buffer) bool) {
+		for i, b := range e.plan.Buffers {
+			if b.Written && !yield(e.given(i)) {
+				return
+			}
+		}
+	})
+}
+
+// given returns the host memory that a buffer was given.
+func (e *Executor) given(buffer int) backend.Buffer {
+	if e.device.Host() {
+		return e.buffers[buffer]
+	}
+	return e.bound[buffer]
+}

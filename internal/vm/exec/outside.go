@@ -186,6 +186,7 @@ func (e *Executor) Pull(buffers ...int) error {
 	copies := make([]*residence.Copy, len(buffers))
 	for i, b := range buffers {
 		copies[i] = e.resident[b]
+		e.Outdated(e.given(b)) // the host may write
 	}
 	return pull(e.device, copies)
 }
