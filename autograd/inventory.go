@@ -118,6 +118,9 @@ func (v *inventory) freezable(n *gorgonia.Node) error {
 		why = "is a parameter of New, which a solver changes"
 	case n.Value() == nil:
 		why = "has no value: bind one with WithInit, WithValue or Let first"
+	case residence.Half(n.Dtype()):
+		why = "is of 16-bit floats, which stay as they are and may be a file that is mapped: " +
+			"leave it out of the checkpoint, and compare models.Model.Fingerprint"
 	default:
 		return nil
 	}

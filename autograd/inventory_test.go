@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -368,17 +369,20 @@ func TestRandomNumbersThatCannotBeKeptAreNamed(t *testing.T) {
 	checkNotices(t, said, "Dropout{training=true}", "Dropout{0.25, #0}")
 }
 
-// TestFrozenVariablesAreChecked: WithFrozen refuses what is no variable with a value, or is
-// trained.
+// TestFrozenVariablesAreChecked: WithFrozen refuses what is no variable with a value, is trained,
+// or may be a file that is mapped.
 func TestFrozenVariablesAreChecked(t *testing.T) {
 	all(t, 1, func(r rank) error {
 		m := testranks.Must(newNormed(r, 0))
 		shape, name := gorgonia.WithShape(2, 2), gorgonia.WithName("empty")
 		empty := gorgonia.NewMatrix(m.g, gorgonia.Float64, shape, name)
+		half := gorgonia.NewVector(m.g, tensor.Dtype{Type: reflect.TypeFor[backend.BFloat16]()},
+			gorgonia.WithName("half"), gorgonia.WithShape(2),
+			gorgonia.WithValue(tensor.New(tensor.WithBacking(make([]backend.BFloat16, 2)))))
 		for want, nodes := range map[string]gorgonia.Nodes{
 			"is nil": {nil}, "the result of an operation": {m.y},
 			"frozen is given twice": {m.frozen, m.frozen}, "scale is a parameter": {m.scale},
-			"empty has no value": {empty},
+			"empty has no value": {empty}, "half is of 16-bit floats": {half},
 		} {
 			_, err := New(r.comm, m.params(), WithFrozen(nodes...))
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {

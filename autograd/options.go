@@ -260,7 +260,7 @@ func WithRandom(random Random) Option {
 // labels: these functions do not read or write them. A variable does not show whether it is data,
 // since both are bound by Let, by WithValue or in place. So declare each frozen one, in the same
 // order on every rank. Nodes are variables with contiguous values on the host, of any dtype that
-// communicators take.
+// communicators take but those of 16 bits: nothing may write what is mapped of a file.
 func WithFrozen(variables ...*gorgonia.Node) Option {
 	return func(o *options) {
 		o.frozen = append(o.frozen, variables...)
