@@ -38,23 +38,23 @@ type Env struct {
 	Note string
 }
 
-// EnvError is the error of environment variables that do not describe a job. The program was
+// envError is the error of environment variables that do not describe a job. The program was
 // started the wrong way, so commands exit with ExitCode.
-type EnvError struct {
+type envError struct {
 	Launcher string // whose variables they are
 	Err      error
 }
 
 // Error names the launcher and the variables.
-func (e *EnvError) Error() string {
+func (e *envError) Error() string {
 	return fmt.Sprintf("rendezvous: environment of %s: %v", e.Launcher, e.Err)
 }
 
 // Unwrap returns the cause.
-func (e *EnvError) Unwrap() error { return e.Err }
+func (e *envError) Unwrap() error { return e.Err }
 
 // ExitCode is 2, the code of wrong usage.
-func (e *EnvError) ExitCode() int { return exit.Usage }
+func (e *envError) ExitCode() int { return exit.Usage }
 
 // ReadEnv reads the variables of the launcher that started this process, through getenv, such as
 // os.Getenv. An empty variable counts as not set. The launchers and their variables are in the
@@ -78,7 +78,8 @@ func (e *EnvError) ExitCode() int { return exit.Usage }
 // torchrun do, and set TORCHELASTIC_USE_AGENT_STORE: ranks on several machines then use
 // another port, computed from MASTER_PORT.
 //
-// Errors are of type [*EnvError].
+// Errors: variables that do not describe a job. Their method ExitCode returns 2, the status of
+// wrong usage.
 func ReadEnv(getenv func(string) string) (Env, error) {
 	found, err := launchers.Rank(getenv)
 	e := Env{Launcher: found.Launcher(), Job: short(cmp.Or(env.Job.Read(getenv), found.Job)),
@@ -98,7 +99,7 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 		err = fmt.Errorf("%w: %s", wrong, launchers.HowToStart)
 	}
 	if err != nil {
-		return Env{}, &EnvError{e.Launcher, err}
+		return Env{}, &envError{e.Launcher, err}
 	}
 	return e, nil
 }

@@ -243,7 +243,7 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadEnv(getenv(c.vars))
-			var bad *EnvError
+			var bad *envError
 			require.That(t, errors.As(err, &bad) && bad.ExitCode() == 2, "got %v", err)
 			for part := range strings.SplitSeq(c.want, "|") {
 				require.Fails(t, "ReadEnv", err, part)

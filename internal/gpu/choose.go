@@ -153,7 +153,8 @@ func (c *choice) beside(what *backend.Collective, d backend.DType, nbytes int) b
 		whole.Splits = nil
 	}
 	if !eligible(&whole, d) || what.Kind == backend.AllToAll || what.AllowHalf != 0 ||
-		inTree(what, c.size) || what.Algorithm != backend.Auto || c.plan.topology.Link != FullyConnected {
+		inTree(what, c.size) || what.Algorithm != backend.Auto ||
+		c.plan.topology.Link != FullyConnected {
 		return false
 	}
 	if what.Kind != backend.AllReduce && what.Splits == nil {
