@@ -241,7 +241,8 @@ func TestRanksEndAGenerationTogether(t *testing.T) {
 			return err
 		}
 		defer g.Close()
-		for _, by := range []string{"context", "caller", "last token", "prompts", "check"} {
+		for _, by := range []string{"context", "caller", "last token", "prompts", "check",
+			"closed"} {
 			ctx, cancel := context.WithCancelCause(context.Background())
 			n, s, prompt := 0, models.Sampling{Max: 20, Stop: []int{}}, []int{1, 2}
 			switch {
@@ -251,6 +252,8 @@ func TestRanksEndAGenerationTogether(t *testing.T) {
 				prompt = []int{1, 3}
 			case by == "check" && rank == 1:
 				prompt = nil
+			case by == "closed" && rank == 1:
+				require.NoError(t, g.Close())
 			}
 			err := g.Generate(ctx, [][]int{prompt}, s, func(_, _ int) error {
 				if n++; n == 3 && rank == 1 && by == "context" {
@@ -261,6 +264,9 @@ func TestRanksEndAGenerationTogether(t *testing.T) {
 				return nil
 			})
 			cancel(nil)
+			if _, wrong := autograd.Gather(l.Comm(layers.Tensor), 1); wrong != nil {
+				return fmt.Errorf("%s, rank %d: %w", by, rank, wrong) // which has stayed
+			}
 			want, tokens := []error{backend.ErrAborted, reason}[rank], 3+1-rank
 			switch by {
 			case "context":
@@ -276,7 +282,7 @@ func TestRanksEndAGenerationTogether(t *testing.T) {
 				if rank == 0 && err == nil {
 					return errors.New("other prompts are not refused")
 				}
-			case "check":
+			case "check", "closed":
 				if tokens = 0; rank == 1 {
 					want = backend.ErrArgument
 				}

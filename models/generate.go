@@ -365,7 +365,7 @@ func (g *Generator) check(prompts [][]int, s Sampling) error {
 // agree returns an error on all ranks that share the weights if one of them has an error, or other
 // prompts or sampling than the first one.
 func (g *Generator) agree(err error, prompts [][]int, s Sampling) error {
-	if g.graphs == nil || g.layout.TP == 1 {
+	if g.layout == nil || g.layout.TP == 1 { // of a closed generator the caller's layout is there
 		return err
 	}
 	h, failed := fnv.New64a(), 0.0
