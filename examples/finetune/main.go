@@ -113,12 +113,19 @@ func main() {
 	check(errors.Join(err, t.layout.Close(), t.model.Close(), t.comm.Close()))
 }
 
+// inPlace reports whether --out is the folder of the model, by this or by another path.
+func (t *trainer) inPlace() bool {
+	from, err := os.Stat(t.folder)
+	to, wrong := os.Stat(t.out)
+	return filepath.Join(t.out) == t.folder || err == nil && wrong == nil && os.SameFile(from, to)
+}
+
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (t *trainer) check(ranks int) {
 	usage.Check("finetune", usage.Given(t.folder != "",
 		"finetune FOLDER --data FILE --out ANOTHER"),
 		usage.Unless(t.data != nil, "data", "the path of a file"),
-		usage.Unless(t.out != "" && filepath.Join(t.out) != t.folder, "out", "another folder"),
+		usage.Unless(t.out != "" && !t.inPlace(), "out", "another folder"),
 		usage.AtLeast(1, "context", "batch", "accumulate", "steps", "every", "sp", "tp"),
 		usage.AtLeast(0, "lora", "lr", "alpha", "memory", "peak"), usage.NoArguments(),
 		usage.Unless(t.shards >= 0 && t.shards <= 3, "shards", "0 to 3"),

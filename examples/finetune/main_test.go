@@ -219,6 +219,8 @@ func TestBadArguments(t *testing.T) {
 	dir, model := withText(t), t.TempDir()
 	file := filepath.Join(dir, "text", "x") // where no folder can be
 	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666))
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink(require.Value(filepath.Abs(folder))(t), link))
 	for flags, want := range map[string]string{
 		small(dir) + " --tp 3":                   "an --sp and a --tp whose product divides 2",
 		small(dir) + " --batch 3":                "--batch 3: use a multiple of 2: of --acc",
@@ -238,6 +240,7 @@ func TestBadArguments(t *testing.T) {
 		small(dir) + " text":                     `["text"]: the program takes flags alone`,
 		small(dir) + " --out " + folder:          ": use another folder",
 		small(dir) + " --out " + folder + "/":    ": use another folder",
+		small(dir) + " --out " + link:            ": use another folder",
 		small(dir) + " --out /proc/none":         "finetune: mkdir /proc/none:",
 		small(dir) + " --lora 2 --out " + model:  "has a model, and an adapter would be",
 		small(dir) + " --lora 2 --out " + file:   "finetune: stat ",
