@@ -24,6 +24,11 @@ type AttentionOptions struct {
 	// Mask is added to the scores of every head. Its shape is repeated to [batch, 1, queries,
 	// keys]. It is the same on all ranks of both groups, and has no gradient.
 	Mask *gorgonia.Node
+	// Window is how many keys a query sees at most with Causal: see nn.AttentionOptions.
+	Window int
+	// KeyStarts are integers, [batch, queries], the same on all ranks of both groups: the first keys
+	// that queries see, as [Tokens.Documents] gives them.
+	KeyStarts *gorgonia.Node
 	// KeyLengths are integers, [batch], the same on all ranks of both groups: positions of a sample
 	// from its length on are padding, which no query sees.
 	KeyLengths *gorgonia.Node
@@ -224,8 +229,8 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 			}
 		}
 		y, err := nn.Attention(operands[0], operands[1], operands[2], nn.AttentionOptions{
-			Causal: o.Causal, Appended: o.Appended, SoftCap: o.SoftCap, Mask: o.Mask,
-			KeyLengths: o.KeyLengths})
+			Causal: o.Causal, Appended: o.Appended, Window: o.Window, SoftCap: o.SoftCap,
+			Mask: o.Mask, KeyLengths: o.KeyLengths, KeyStarts: o.KeyStarts})
 		if err != nil {
 			return Node{}, err
 		}

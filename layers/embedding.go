@@ -30,7 +30,7 @@ type Tokens struct {
 	embedded bool // whether an Embedding has them
 	inputs   []func(ids []int) error
 	total    *gorgonia.Node // of the targets that count in a step, as Count says it
-	crossing *gorgonia.Node // of Documents: not 0 for two positions of different documents
+	starts   *gorgonia.Node // of Documents
 	begun    func(ids []int) error
 	refused  func() error // tells other ranks that Set is wrong here; nil if none waits
 }
@@ -257,66 +257,40 @@ func (b *Builder) vocabulary(embedding Node) (n, start, end int) {
 	return n, 0, n
 }
 
-// Documents is a mask of attention for samples that several documents share. The tokens are the
-// positions of a text's tokens in their documents, so a document begins at each 0:
+// Documents are the KeyStarts of attention for samples that several documents share. The tokens are
+// the positions of a text's tokens in their documents, so a document begins at each 0:
 //
 //	positions := b.Tokens("positions", 1, batch, context) // such as 0 1 2 0 1 0 1 2
-//	o.Mask = positions.Documents(nil)
+//	o.KeyStarts = positions.Documents()                   // and then  0 0 0 3 3 5 5 5
 //
-// In the mask, [batch, 1, positions, positions], -Inf hides from each position those of other
-// documents, and other elements are 0, or those of a mask that is repeated to that shape. It is the
-// same on all ranks of both groups, and has no gradient.
-//
-// Cost: memory for the mask, once for each graph and other mask, and a pass over it in each run.
-func (t *Tokens) Documents(mask *gorgonia.Node) *gorgonia.Node {
+// They are integers, [batch, positions]: where in the sample the document of each position begins,
+// which with Causal hides those of other documents. They are the same on all ranks of both groups.
+func (t *Tokens) Documents() *gorgonia.Node {
 	return t.b.apply("Documents of "+t.name, func() (n Node, err error) {
-		if mask == nil {
-			mask = gorgonia.NewConstant(t.b.number(0))
+		if len(t.shape) != 2 {
+			return n, fmt.Errorf("%w: shape %v: want two axes", ops.ErrShape, t.shape)
 		}
-		if t.crossing == nil {
-			t.crossing, err = t.crossed()
+		if t.starts == nil {
+			batch, positions := t.shape[1-t.axis], t.shape[t.axis]
+			starts := make([]int, batch*positions)
+			value := tensor.New(tensor.WithShape(batch, positions), tensor.WithBacking(starts))
+			t.starts, t.begun = t.fed(value, func(ids []int) error {
+				for i := range starts {
+					sample, at := i/positions, i%positions
+					id := ids[i]
+					if t.axis == 0 {
+						id = ids[at*batch+sample]
+					}
+					if starts[i] = at; at > 0 && id != 0 {
+						starts[i] = starts[i-1]
+					}
+				}
+				return nil
+			})
 		}
-		if err == nil {
-			n.Node, err = nn.Where(t.crossing, gorgonia.NewConstant(t.b.number(math.Inf(-1))), mask)
-		}
-		return n, err
+		n.Node = t.starts
+		return n, nil
 	}).Node
-}
-
-// crossed returns how far apart the documents of two positions are, [batch, 1, positions,
-// positions].
-func (t *Tokens) crossed() (*gorgonia.Node, error) {
-	if len(t.shape) != 2 {
-		return nil, fmt.Errorf("%w: shape %v: want two axes", ops.ErrShape, t.shape)
-	}
-	batch, positions := t.shape[1-t.axis], t.shape[t.axis]
-	value := t.b.tensor([]int{batch, positions}, make([]float64, batch*positions))
-	x, set := t.fed(value, func(ids []int) error {
-		for sample := range batch {
-			document := 0
-			for i := range positions {
-				at := sample*positions + i
-				if t.axis == 0 {
-					at = i*batch + sample
-				}
-				if ids[at] == 0 {
-					document++
-				}
-				value.Set(sample*positions+i, t.b.number(float64(document)))
-			}
-		}
-		return nil
-	})
-	t.begun = set
-	queries, err := reshape(x, batch, 1, positions, 1)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := reshape(x, batch, 1, 1, positions)
-	if err != nil {
-		return nil, err
-	}
-	return gorgonia.BroadcastSub(queries, keys, []byte{3}, []byte{2})
 }
 
 // of names tokens in errors.

@@ -49,8 +49,7 @@ func TestMethodsRefuseNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer layout.Close()
-	optional := map[string]bool{"Begin": true, "Freeze": true, // nil ends it
-		"Documents": true} // or is no other mask
+	optional := map[string]bool{"Begin": true, "Freeze": true} // nil ends it
 	called := 0
 	for _, of := range []reflect.Type{reflect.TypeFor[*Builder](), reflect.TypeFor[*Table](),
 		reflect.TypeFor[*Tokens](), reflect.TypeFor[Node]()} {

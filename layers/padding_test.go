@@ -102,48 +102,43 @@ func TestARunOfSeveralDividesByTheTargetsOfAll(t *testing.T) {
 		})
 }
 
-// TestDocumentsHideEachOther: along either axis, beside another mask, on ranks that divide
-// positions, and with the numbers of the run.
-func TestDocumentsHideEachOther(t *testing.T) {
-	inf := math.Inf(-1)
-	other := []float64{0, inf, inf, 1, 0, inf, 0, 2, 0}
-	for i, kind := range []testenv.Kind{testenv.Hosts, testenv.Hosts, testenv.Devices} {
-		axis := i % 2
+// TestDocumentsBeginWhereTheirFirstPositionIs: along either axis, on ranks that divide positions,
+// and with the numbers of the run.
+func TestDocumentsBeginWhereTheirFirstPositionIs(t *testing.T) {
+	for axis, kind := range []testenv.Kind{testenv.Hosts, testenv.Devices} {
 		within(t, kind, layers.Sizes{DP: 1, SP: 2, TP: 1},
 			func(l *layers.Layout, d backend.Device, build sync.Locker) error {
 				build.Lock()
 				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
-				shape := []int{2, 3}
-				if axis == 0 {
-					shape = []int{3, 2}
+				shape := []int{3, 2}
+				if axis == 1 {
+					shape = []int{2, 3}
 				}
 				positions := b.Tokens("positions", axis, shape...)
-				mask := positions.Documents(nil)
-				both := positions.Documents(b.Constant([]int{3, 3}, other))
-				m, err := vm.New(b.Graph(), d, vm.Keep(mask, both))
+				same := positions.Documents() == positions.Documents()
+				starts, err := nn.Cast(tensor.Float64, positions.Documents())
+				m, wrong := vm.New(b.Graph(), d, vm.Keep(starts))
 				build.Unlock()
-				testranks.NoError(errors.Join(b.Err(), err))
-				for _, samples := range [][2][3]int{{{0, 1, 2}, {0, 1, 0}},
-					{{0, 0, 1}, {0, 0, 0}}} {
-					ids, want := make([]int, 6), []float64(nil)
-					for i, sample := range samples {
-						begun := []int{0, 0, 0} // where the document of a position begins
-						for at, p := range sample {
-							begun[at] = at - p
-							ids[[]int{2*at + i, 3*i + at}[axis]] = p
+				testranks.NoError(errors.Join(b.Err(), err, wrong))
+				require.Check(t, same, "there are two nodes of the same documents")
+				for _, run := range []struct{ ids, want [2][3]int }{
+					{[2][3]int{{0, 1, 2}, {0, 1, 0}}, [2][3]int{{0, 0, 0}, {0, 0, 2}}},
+					{[2][3]int{{0, 0, 1}, {5, 0, 0}}, [2][3]int{{0, 1, 1}, {0, 1, 2}}},
+				} {
+					var ids []int
+					for i := range 6 {
+						if sample, at := i%2, i/2; axis == 0 {
+							ids = append(ids, run.ids[sample][at])
+						} else {
+							ids = append(ids, run.ids[i/3][i%3])
 						}
-						for pair := range 9 {
-							if want = append(want, 0); begun[pair/3] != begun[pair%3] {
-								want[9*i+pair] = inf
-							}
-						}
+					}
+					var want []float64
+					for i := range 6 {
+						want = append(want, float64(run.want[i/3][i%3]))
 					}
 					testranks.NoError(errors.Join(positions.Set(ids), m.RunAll()))
-					require.Slices(t, "the mask", numbers(mask.Value()), want)
-					for i := range want {
-						want[i] += other[i%9]
-					}
-					require.Slices(t, "both masks", numbers(both.Value()), want)
+					require.Slices(t, "starts", numbers(starts.Value()), want)
 				}
 				return m.Close()
 			})
@@ -151,7 +146,7 @@ func TestDocumentsHideEachOther(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
 		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
-			b.Tokens("positions", 0, 3).Documents(nil)
+			b.Tokens("positions", 0, 3).Documents()
 			require.Fails(t, "one axis", b.Err(), "want two axes")
 			return nil
 		})

@@ -19,41 +19,32 @@ func (m *Model) attend(b *layers.Builder, c *caching, block int, q, k, v layers.
 		m.window(block)
 	if c.context > 0 {
 		k, v = c.cache(b, k), c.cache(b, v)
-		o.KeyLengths = c.lengths
+		o.KeyLengths, o.Appended = c.lengths, true
 	}
 	if b.Err() != nil {
 		return layers.Node{}
 	}
-	if c.context > 0 { // one position sees all that there is
-		o.Causal = q.Shape()[1] > 1
-		o.Appended = o.Causal
-	}
 	keys := k.Shape()[1]
-	if window >= keys || window == 0 {
+	if window >= keys {
 		window = 0
-	} else if c.context > 0 {
-		o.Mask = c.near(b, window, q.Shape()[0])
-	} else {
-		o.Mask = c.masked(b, keys, window)
 	}
-	mask := o.Mask
-	if p > 0 {
-		mask = c.masked(b, keys, window)
-	}
+	var starts *gorgonia.Node
 	if c.positions != nil {
 		b.Apply("documents", func() (layers.Node, error) { return q, m.grows(keys) })
-		mask = c.positions.Documents(mask)
+		starts = c.positions.Documents()
 	}
 	if p > 0 {
-		return m.attendDropping(b, p, mask, q, k, v)
+		return m.attendDropping(b, p, c.masked(b, keys, window, starts), q, k, v)
 	}
-	o.Mask = mask
+	o.Window, o.KeyStarts = window, starts
 	return b.Attend(q, k, v, [2]int{1, 1}, o)
 }
 
 // masked returns what is added to scores, [positions, positions]: -Inf hides later positions, and
-// those before a window unless it is 0. There is one for a graph and window.
-func (c *caching) masked(b *layers.Builder, positions, window int) *gorgonia.Node {
+// those before a window unless it is 0. With starts of documents it also hides those before these,
+// and is [batch, 1, positions, positions]. There is one for a graph and window.
+func (c *caching) masked(b *layers.Builder, positions, window int,
+	starts *gorgonia.Node) *gorgonia.Node {
 	if mask := c.masks[window]; mask != nil {
 		return mask
 	}
@@ -64,11 +55,13 @@ func (c *caching) masked(b *layers.Builder, positions, window int) *gorgonia.Nod
 			scores[i] = math.Inf(-1)
 		}
 	}
-	return c.keep(window, b.Constant([]int{positions, positions}, scores))
-}
-
-// keep keeps the mask of a window.
-func (c *caching) keep(window int, mask *gorgonia.Node) *gorgonia.Node {
+	mask := b.Constant([]int{positions, positions}, scores)
+	if starts != nil {
+		mask = b.Apply("documents", func() (n layers.Node, err error) {
+			n.Node, err = behind(b, starts, mask)
+			return n, err
+		}).Node
+	}
 	if c.masks == nil {
 		c.masks = map[int]*gorgonia.Node{}
 	}
@@ -76,34 +69,29 @@ func (c *caching) keep(window int, mask *gorgonia.Node) *gorgonia.Node {
 	return mask
 }
 
-// near returns what is added to the scores of keys in caches, [rows, 1, positions, context]: -Inf
-// hides those before a window. There is one for a graph and window.
-func (c *caching) near(b *layers.Builder, window, rows int) *gorgonia.Node {
-	if mask := c.masks[window]; mask != nil {
-		return mask
+// behind returns a mask with -Inf for the keys before the starts of queries, [batch, positions].
+func behind(b *layers.Builder, starts, mask *gorgonia.Node) (*gorgonia.Node, error) {
+	s := starts.Shape()
+	numbers := make([]float64, s[1])
+	for i := range numbers {
+		numbers[i] = float64(i)
 	}
-	mask := b.Apply("window", func() (n layers.Node, err error) {
-		keys, before := make([]float64, c.context), make([]float64, c.context)
-		for i := range keys { // before the windows of positions
-			keys[i], before[i] = float64(i), float64(i-window)
-		}
-		last, err := pick(b.Constant([]int{c.context, 1}, before), c.places, rows)
-		if err == nil {
-			s := last.Shape()
-			last, err = gorgonia.Reshape(last, tensor.Shape{rows, 1, s[1], 1})
-		}
-		if err != nil {
-			return n, err
-		}
-		hidden, err := gorgonia.BroadcastGte(last, b.Constant([]int{1, 1, 1, c.context}, keys),
-			true, []byte{3}, []byte{0, 2})
-		if err == nil {
-			n.Node, err = nn.Where(hidden, gorgonia.NewConstant(float32(math.Inf(-1))),
-				gorgonia.NewConstant(float32(0)))
-		}
-		return n, err
-	})
-	return c.keep(window, mask.Node)
+	first, err := nn.Cast(mask.Dtype(), starts)
+	if err == nil {
+		first, err = gorgonia.Reshape(first, tensor.Shape{s[0], 1, s[1], 1})
+	}
+	if err == nil {
+		first, err = gorgonia.BroadcastGt(first, b.Constant([]int{1, 1, 1, s[1]}, numbers), true,
+			[]byte{3}, []byte{0, 2})
+	}
+	if err != nil {
+		return nil, err
+	}
+	hidden := gorgonia.NewConstant(float32(math.Inf(-1)))
+	if mask.Dtype() == tensor.Float64 {
+		hidden = gorgonia.NewConstant(math.Inf(-1))
+	}
+	return nn.Where(first, hidden, mask)
 }
 
 // attendDropping is attention whose weights have dropout, which nn.Attention has not: it keeps the

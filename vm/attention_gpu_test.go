@@ -94,12 +94,31 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	products, err := a.queue.NewProducts()
 	a.ok(err)
 	defer func() { a.ok(products.Close()) }()
-	operations := 4 * float64(elements) * float64(n)
-	for _, causal := range []bool{false, true} {
-		name := fmt.Sprintf("%v/d%d/T%d/full", d, size, n)
-		if p.Causal, g.Causal = causal, causal; causal {
-			name, operations = fmt.Sprintf("%v/d%d/T%d/causal", d, size, n), operations/2
-		}
+	// Windows and documents are of a part of the positions. Operations are those of all pairs of a
+	// query and a key that it sees.
+	part, pair := n/4, 4*float64(batch*heads*size)
+	starts := make([]int64, batch*n)
+	for i := range starts {
+		starts[i] = int64(i % n / part * part)
+	}
+	of := a.alloc(backend.I64, len(starts))
+	a.ok(a.queue.Move(of, backend.Of(starts)))
+	for _, kind := range []struct {
+		name   string
+		causal bool
+		window int
+		starts backend.Buffer
+		pairs  int
+	}{
+		{"full", false, 0, backend.Buffer{}, n * n},
+		{"causal", true, 0, backend.Buffer{}, n * n / 2},
+		{"window", true, part, backend.Buffer{}, n*part - part*part/2},
+		{"documents", true, 0, of, n * part / 2},
+	} {
+		name, operations := fmt.Sprintf("%v/d%d/T%d/%s", d, size, n, kind.name),
+			pair*float64(kind.pairs)
+		p.Causal, p.Window, p.Starts = kind.causal, kind.window, kind.starts
+		g.Attention = p
 		a.measure(name+"/forward", operations, func() error { return a.queue.Attention(p) })
 		a.measure(name+"/backward", 2.5*operations, func() error {
 			return a.queue.AttentionGrad(g)
@@ -116,7 +135,7 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	ofValues := kernels.Product{Batch: batch * heads, M: n, N: size, K: n, Alpha: 1,
 		A: matrix(scores, n, false), B: matrix(p.V.Buffer, size, false), C: matrix(p.Y.Buffer, size,
 			false)}
-	a.measure(fmt.Sprintf("%v/d%d/T%d/products", d, size, n), 2*operations, func() error {
+	a.measure(fmt.Sprintf("%v/d%d/T%d/products", d, size, n), pair*float64(n*n), func() error {
 		return errors.Join(products.Multiply(ofScores), products.Multiply(ofValues))
 	})
 	for _, b := range a.free {
@@ -133,7 +152,7 @@ func BenchmarkAttentionOnGPU(b *testing.B) {
 	defer q.Close()
 	a := &attentionBench{b: b, device: d.(*cuda.Device), queue: q.(*cuda.Queue)}
 	for _, size := range []int{64, 128} {
-		for _, n := range []int{512, 2048} {
+		for _, n := range []int{512, 1024, 4096} {
 			a.heads(backend.BF16, 16, 1024/size, n, size)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 //
 // with cap(x) = SoftCap * tanh(x / SoftCap) if SoftCap is more than 0, and x if it is 0.
 //
-// Operands and results except Mask and Lengths have one dtype: f32, f64 or bf16. Attention of f32
+// Operands and results except Mask, Lengths and Starts have one dtype: f32, f64 or bf16. Attention of f32
 // or bf16 is computed in f32. The exponentials are rounded to the dtype of v before they are
 // multiplied with it. Each implementation adds in its own order, the same in every run.
 type Attention struct {
@@ -33,8 +33,11 @@ type Attention struct {
 	Causal bool
 	// Appended makes Causal count from the length of an entry in place of Keys.
 	Appended bool
-	Scale    float64 // more than 0
-	SoftCap  float64
+	// Window is the most keys that a query of causal attention sees, its own the last of them; 0 is
+	// no bound.
+	Window  int
+	Scale   float64 // more than 0
+	SoftCap float64
 
 	Q, K, V, Y HeadRows
 	LSE        backend.Buffer // [Batch, Heads, Queries], f64 where Y is, otherwise f32
@@ -45,6 +48,9 @@ type Attention struct {
 	// Lengths are I32 or I64, [Batch], unless empty: keys from a length on are hidden, and their
 	// blocks are skipped.
 	Lengths backend.Buffer
+	// Starts are I32 or I64, [Batch, Queries], unless empty: the keys before it are hidden from a
+	// query. They do not descend along the queries of an entry, so that blocks are skipped.
+	Starts backend.Buffer
 }
 
 // Mask has a number for each batch entry, head, query and key. Its steps are in elements: 0 where
@@ -99,6 +105,19 @@ func (a *Attention) Seen(i, length int) int {
 	return min(max(i+1+end-a.Queries, 0), length)
 }
 
+// First returns the first key that query i of an entry with a length may see, if it sees those from
+// a start on.
+func (a *Attention) First(i, length, start int) int {
+	end := a.Keys
+	if a.Appended {
+		end = min(max(length, 0), a.Keys)
+	}
+	if start = max(start, 0); a.Window > 0 {
+		start = max(start, i+1+end-a.Queries-a.Window)
+	}
+	return start
+}
+
 // Attention checks its argument.
 func (c Check) Attention(a Attention) error {
 	a = a.Filled()
@@ -111,7 +130,7 @@ func (c Check) Attention(a Attention) error {
 		a.fit("y", a.Y, a.Heads, a.Queries, a.ValueSize), a.checkHidden()); err != nil {
 		return err
 	}
-	for _, b := range []backend.Buffer{a.Mask.Buffer, a.Lengths} {
+	for _, b := range []backend.Buffer{a.Mask.Buffer, a.Lengths, a.Starts} {
 		if b.Len() > 0 {
 			if err := c.checkDevice("attention", b); err != nil {
 				return err
@@ -153,6 +172,10 @@ func (a *Attention) check() error {
 			"%d lengths: groups divide the heads, the cap is at least 0, and appended queries "+
 			"have lengths",
 			backend.ErrArgument, a.Heads, a.Group, a.SoftCap, a.Appended, a.Lengths.Len())
+	}
+	if a.Window < 0 || a.Window > 0 && !a.Causal {
+		return fmt.Errorf("%w: attention with a window of %d, causal %v: windows are of causal "+
+			"attention, and at least 0", backend.ErrArgument, a.Window, a.Causal)
 	}
 	d, statistics := a.Y.Buffer.DType(), backend.F32
 	switch d {
@@ -196,10 +219,15 @@ func (a *Attention) checkHidden() error {
 				backend.ErrArgument, need, d, m.Batch, m.Head, m.Row, m.Key, n, m.Buffer.DType())
 		}
 	}
-	if n, d := a.Lengths.Len(), a.Lengths.DType(); n > 0 && (n != a.Batch ||
-		d != backend.I32 && d != backend.I64) {
-		return fmt.Errorf("%w: attention: %d lengths of %v, want %d of i32 or i64",
-			backend.ErrArgument, n, d, a.Batch)
+	return firstOf(checkCounts("lengths", a.Lengths, a.Batch),
+		checkCounts("starts", a.Starts, a.Batch*a.Queries))
+}
+
+// checkCounts checks integers of which there are want, or none.
+func checkCounts(what string, b backend.Buffer, want int) error {
+	if n, d := b.Len(), b.DType(); n > 0 && (n != want || d != backend.I32 && d != backend.I64) {
+		return fmt.Errorf("%w: attention: %d %s of %v, want %d of i32 or i64", backend.ErrArgument,
+			n, what, d, want)
 	}
 	return nil
 }

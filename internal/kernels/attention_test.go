@@ -158,12 +158,13 @@ var shapes = []Attention{
 }
 
 // hiding are shapes with what models ask for besides: groups of heads, values of another width,
-// scores with a cap, masks and lengths. In the fourth one a query's keys are all masked, and in the
+// scores with a cap, masks, windows, lengths and starts. In the fourth one a query's keys are all masked, and in the
 // fifth one an entry of the batch has no keys.
 var hiding = []struct {
 	Attention
 	masked  bool
 	lengths []int32
+	starts  func(i int) int32 // of the queries of each entry
 }{
 	{Attention: Attention{Batch: 2, Heads: 4, Queries: 35, Keys: 35, Size: 8, Group: 2,
 		Causal: true}},
@@ -178,6 +179,16 @@ var hiding = []struct {
 		100, 400}},
 	{Attention: Attention{Batch: 4, Heads: 4, Queries: 40, Keys: 90, Size: 5, Group: 2,
 		Causal: true, Appended: true}, lengths: []int32{90, 71, 40, 3}},
+	{Attention: Attention{Batch: 2, Heads: 2, Queries: 90, Keys: 100, Size: 5, Causal: true,
+		Window: 7}},
+	{Attention: Attention{Batch: 3, Heads: 2, Queries: 60, Keys: 90, Size: 5, Causal: true,
+		Appended: true, Window: 40}, lengths: []int32{90, 61, 33}},
+	{Attention: Attention{Batch: 2, Heads: 4, Queries: 300, Keys: 300, Size: 4, Group: 2,
+		Causal: true}, starts: func(i int) int32 { return int32(i / 37 * 37) }},
+	{Attention: Attention{Batch: 2, Heads: 2, Queries: 50, Keys: 40, Size: 4, SoftCap: 1},
+		masked: true, starts: func(i int) int32 { return int32(min(i*i/20, 40)) }},
+	{Attention: Attention{Batch: 1, Heads: 2, Queries: 80, Keys: 80, Size: 4, Causal: true,
+		Window: 20}, starts: func(i int) int32 { return int32(i / 50 * 50) }},
 }
 
 // hidden returns interleaved attention with a mask and lengths.
@@ -196,6 +207,13 @@ func hidden[T float](i int) AttentionGrad {
 	}
 	if of.lengths != nil {
 		a.Lengths = backend.Of(of.lengths)
+	}
+	if of.starts != nil {
+		starts := make([]int32, a.Batch*a.Queries)
+		for i := range starts {
+			starts[i] = of.starts(i % a.Queries)
+		}
+		a.Starts = backend.Of(starts)
 	}
 	return a
 }
@@ -351,9 +369,17 @@ func eachKey[T float](a *Attention, h, i int, q, k []float64, f func(j int, s, s
 	if a.Lengths.Len() > 0 {
 		length = min(length, int(backend.View[int32](a.Lengths)[h/a.Heads]))
 	}
+	end := a.Keys
+	if a.Appended {
+		end = length
+	}
+	start := 0
+	if a.Starts.Len() > 0 {
+		start = int(backend.View[int32](a.Starts)[h/a.Heads*a.Queries+i])
+	}
 	for j := range length {
-		if later := a.Keys - a.Queries; a.Appended && j-i > length-a.Queries ||
-			a.Causal && !a.Appended && j-i > later {
+		if later := j - i - end + a.Queries; a.Causal && later > 0 || j < start ||
+			a.Window > 0 && later <= -a.Window {
 			continue
 		}
 		s, slope := a.Scale*dot(q[i*a.Size:][:a.Size], k[j*a.Size:][:a.Size]), 1.0

@@ -123,22 +123,39 @@ func (t *attending[T, S]) storeVectors(r headRows, first, n int, v vectors[T]) {
 	}
 }
 
-// seen returns how many keys query i of a head sees.
-func (t *attending[T, S]) seen(head, i int) int {
-	n, entry := t.a.Keys, head/t.a.Heads
-	switch lengths := t.a.Lengths; {
-	case lengths.Len() == 0:
-	case lengths.DType() == backend.I64:
-		n = int(backend.View[int64](lengths)[entry])
-	default:
-		n = int(backend.View[int32](lengths)[entry])
-	}
-	return t.a.Seen(i, n)
+// seen returns where the keys end that query i of a head sees.
+func (t *attending[T, S]) seen(head, i int) int { return t.a.Seen(i, t.length(head)) }
+
+// from returns where they begin.
+func (t *attending[T, S]) from(head, i int) int {
+	start := count(t.a.Starts, head/t.a.Heads*t.a.Queries+i, 0)
+	return min(t.a.First(i, t.length(head), start), t.seen(head, i))
 }
 
-// limit caps the scores of a query, and multiplies ds, unless nil, by the derivative of the cap.
-// Then it adds the mask.
-func (t *attending[T, S]) limit(scores, ds []T, head, query int) {
+// start returns the first of the keys that scores of a block of queries are of, which is there.
+func (t *attending[T, S]) start(head, query int) int {
+	return min(t.from(head, query), t.a.Keys-1)
+}
+
+// length returns how many keys the entry of a head has.
+func (t *attending[T, S]) length(head int) int {
+	return count(t.a.Lengths, head/t.a.Heads, t.a.Keys)
+}
+
+// count returns integer i, or what stands for it where there are none.
+func count(integers backend.Buffer, i, otherwise int) int {
+	switch {
+	case integers.Len() == 0:
+		return otherwise
+	case integers.DType() == backend.I64:
+		return int(backend.View[int64](integers)[i])
+	}
+	return int(backend.View[int32](integers)[i])
+}
+
+// limit caps the scores of a query for the keys from the first one on, and multiplies ds, unless
+// nil, by the derivative of the cap. Then it adds the mask.
+func (t *attending[T, S]) limit(scores, ds []T, head, query, first int) {
 	if most := T(t.a.SoftCap); most > 0 {
 		scale(t.level, scores, 1/most)
 		unaryAt(t.level, simd.Tanh, scores)
@@ -151,7 +168,8 @@ func (t *attending[T, S]) limit(scores, ds []T, head, query int) {
 	if m.Buffer.Len() == 0 {
 		return
 	}
-	mask := backend.View[T](m.Buffer)[head/t.a.Heads*m.Batch+head%t.a.Heads*m.Head+query*m.Row:]
+	mask := backend.View[T](m.Buffer)[head/t.a.Heads*m.Batch+head%t.a.Heads*m.Head+query*m.Row+
+		first*m.Key:]
 	for j := range scores {
 		scores[j] += mask[j*m.Key]
 	}
@@ -164,18 +182,19 @@ func (t *attending[T, S]) product(p simd.Product[T], alpha, beta T) {
 }
 
 // exps computes the exponentials of rows of scores minus a number for each row, for the keys that
-// each query sees; for the others they are 0.
+// each query sees; for the others they are 0. Scores are of the keys that the first query sees, and
+// of those behind them.
 func (t *attending[T, S]) exps(scores []T, width, head, first int, minus []T) {
-	masked := t.a.Mask.Buffer.Len() > 0
+	masked, start := t.a.Mask.Buffer.Len() > 0, t.start(head, first)
 	for i, m := range minus {
-		row, seen := scores[i*width:][:width], t.seen(head, first+i)
-		if seen == 0 || masked && math.IsInf(float64(m), -1) {
+		row := scores[i*width:][:width]
+		from, seen := max(t.from(head, first+i)-start, 0), t.seen(head, first+i)-start
+		if from == seen || masked && math.IsInf(float64(m), -1) {
 			m = 0 // and not -Inf
 		}
-		subtract(t.level, row[:seen], m)
-		for j := seen; j < width; j++ {
-			row[j] = T(math.Inf(-1))
-		}
+		subtract(t.level, row[from:seen], m)
+		hide(row[:from])
+		hide(row[seen:])
 	}
 	unaryAt(t.level, simd.Exp, scores[:len(minus)*width])
 	if t.converted() { // they are rounded as v is
@@ -186,6 +205,13 @@ func (t *attending[T, S]) exps(scores []T, width, head, first int, minus []T) {
 			load(all[:n], narrow[:n])
 			all = all[n:]
 		}
+	}
+}
+
+// hide makes scores those of hidden keys.
+func hide[T float](scores []T) {
+	for j := range scores {
+		scores[j] = T(math.Inf(-1))
 	}
 }
 
@@ -244,20 +270,23 @@ func (t *forward[T, S]) Run(part, worker int) {
 	lse := backend.View[T](a.LSE)[head*a.Queries+first:]
 	for i := 0; i < queries; i += t.block {
 		rows := min(t.block, queries-i)
-		width := t.seen(head, first+i+rows-1)
+		start := t.start(head, first+i)
+		width := t.seen(head, first+i+rows-1) - start
 		t.product(simd.Product[T]{
 			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1,
-			B: backend.Of(turned), BStep: keys, C: scores, CPitch: width,
+			B: backend.Of(turned[start:]), BStep: keys, C: scores, CPitch: width,
 		}, T(a.Scale), 0)
 		for r := range rows {
-			seen := scores[r*width:][:t.seen(head, first+i+r)]
-			t.limit(seen, nil, head, first+i+r)
+			query := first + i + r
+			from := max(t.from(head, query), start)
+			seen := scores[r*width:][from-start : t.seen(head, query)-start]
+			t.limit(seen, nil, head, query, from)
 			most[r] = largestOf(seen)
 		}
 		t.exps(scores, width, head, first+i, most[:rows])
 		t.product(simd.Product[T]{
 			M: rows, N: a.ValueSize, K: width, A: scores, ARow: width, AStep: 1,
-			B: backend.Of(v.rows), BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
+			B: backend.Of(v.from(start)), BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
 		}, 1, 0)
 		for r := range rows {
 			sum := sumOf(scores[r*width:][:width])
@@ -378,12 +407,19 @@ func (t *backward[T, S]) addHead(o *operands[T], scratch room[T], first bool) {
 // dk and dv instead of adding to them.
 func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	a := &t.a
-	width := t.seen(o.head, first+rows-1)
+	start := t.start(o.head, first)
+	width := t.seen(o.head, first+rows-1) - start
+	if beta == 0 {
+		for j := range start { // which none of these queries sees
+			clear(o.dk.from(j)[:a.Size])
+			clear(o.dv.from(j)[:a.ValueSize])
+		}
+	}
 	weights := simd.Product[T]{M: rows, N: width, K: a.Size, A: o.q.from(first), ARow: o.q.pitch,
-		AStep: 1, B: backend.Of(o.turnedK), BStep: a.Keys, C: o.weights, CPitch: width}
+		AStep: 1, B: backend.Of(o.turnedK[start:]), BStep: a.Keys, C: o.weights, CPitch: width}
 	grads := weights
 	grads.K, grads.A, grads.ARow, grads.B, grads.C = a.ValueSize, o.dy.from(first), o.dy.pitch,
-		backend.Of(o.turnedV), o.grads
+		backend.Of(o.turnedV[start:]), o.grads
 	t.product(weights, T(a.Scale), 0)
 	t.product(grads, 1, 0)
 	for r := range rows {
@@ -391,12 +427,12 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 		o.sums[i] = dotOf(o.dy.from(i)[:a.ValueSize], o.y.from(i)[:a.ValueSize])
 		ds := o.grads[r*width:][:width]
 		subtract(t.level, ds, o.sums[i])
-		t.limit(o.weights[r*width:][:width], ds, o.head, i)
+		t.limit(o.weights[r*width:][:width], ds, o.head, i, start)
 	}
 	t.exps(o.weights, width, o.head, first, o.lse[first:first+rows])
 	add := simd.Product[T]{M: width, N: a.Size, K: rows, ARow: 1, AStep: width}
 	dv, dk := add, add
-	dv.N, dv.A, dv.C, dv.CPitch = a.ValueSize, o.weights, o.dv.rows, o.dv.pitch
+	dv.N, dv.A, dv.C, dv.CPitch = a.ValueSize, o.weights, o.dv.from(start), o.dv.pitch
 	dv.B, dv.BStep = backend.Of(o.dy.from(first)), o.dy.pitch
 	t.product(dv, 1, beta)
 	ds := o.grads[:rows*width]
@@ -405,11 +441,11 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 			ds[i] *= o.weights[i]
 		}
 	}
-	dk.A, dk.C, dk.CPitch = ds, o.dk.rows, o.dk.pitch
+	dk.A, dk.C, dk.CPitch = ds, o.dk.from(start), o.dk.pitch
 	dk.B, dk.BStep = backend.Of(o.q.from(first)), o.q.pitch
 	t.product(dk, T(a.Scale), beta)
 	t.product(simd.Product[T]{
 		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1,
-		B: backend.Of(o.k.rows), BStep: o.k.pitch, C: o.dq.from(first), CPitch: o.dq.pitch,
+		B: backend.Of(o.k.from(start)), BStep: o.k.pitch, C: o.dq.from(first), CPitch: o.dq.pitch,
 	}, T(a.Scale), 0)
 }

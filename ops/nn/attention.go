@@ -22,6 +22,9 @@ type AttentionOptions struct {
 	// Appended makes Causal count from KeyLengths: query i sees the keys j <= i + length - queries,
 	// as the queries of a text's last positions see a cache of keys.
 	Appended bool
+	// Window is how many keys a query sees at most with Causal, of which its own is the last; 0 is
+	// no bound.
+	Window int
 	// Scale multiplies the scores; 0 stands for 1/sqrt(d).
 	Scale float64
 	// SoftCap bounds scores s by SoftCap tanh(s/SoftCap), before the mask; 0 is no bound.
@@ -32,6 +35,9 @@ type AttentionOptions struct {
 	Mask *gorgonia.Node
 	// KeyLengths are integers, [batch]: an entry's keys from its length on are padding, and hidden.
 	KeyLengths *gorgonia.Node
+	// KeyStarts are integers, [batch, queries], which do not descend along the queries: each query
+	// sees the keys from its number on, such as those of its own document.
+	KeyStarts *gorgonia.Node
 	// MaskGradient gives Mask a gradient, as for a learned bias of positions.
 	MaskGradient bool
 }
@@ -48,9 +54,9 @@ type AttentionOptions struct {
 // package vm reads them as they lie. A query that sees no key, or all of whose keys the mask hides,
 // gives 0 and no gradient, as PyTorch's scaled_dot_product_attention and ONNX's Attention do.
 //
-// Lengths skip the keys that they hide: prefer them to a mask for padding. Padded causal attention
-// takes both: keys behind a length are hidden, and the others as without it, or with Appended as if
-// there were no others.
+// Lengths, starts and windows skip the keys that they hide: prefer them to a mask. Padded causal
+// attention takes both: keys behind a length are hidden, and the others as without it, or with
+// Appended as if there were no others. An attention has lengths or starts, not both.
 //
 // Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale cap' w (dy vᵀ - sum(dy y)), dq = ds
 // k and dk = dsᵀ q; heads that share k and v add up their gradients. The mask has a gradient only
@@ -59,30 +65,36 @@ type AttentionOptions struct {
 // is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
 // again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
 // to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
-// SoftCap is negative or not finite, for a length out of range, for MaskGradient without a mask, or
-// together with Causal or KeyLengths, and for Appended without both of these; [ops.ErrDType]. Where
-// package vm computes the lengths in the graph, result and gradients of an entry whose length is
-// out of range are NaN.
+// SoftCap is negative or not finite, for a length or a start out of range, for starts that descend,
+// for both of them, for a Window without Causal, for MaskGradient without a mask, or together with
+// Causal, KeyLengths or KeyStarts, and for Appended without Causal and KeyLengths; [ops.ErrDType].
+// Where package vm computes lengths or starts in the graph, result and gradients of an entry that
+// would be such an error are NaN.
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
 	}
 	s := attentionSpec{program.Attention{
-		Causal: o.Causal, Appended: o.Appended, Scale: o.Scale, SoftCap: o.SoftCap,
-		Mask: o.Mask != nil, Lengths: o.KeyLengths != nil,
+		Causal: o.Causal, Appended: o.Appended, Window: o.Window, Scale: o.Scale,
+		SoftCap: o.SoftCap, Mask: o.Mask != nil, Lengths: o.KeyLengths != nil,
+		Starts: o.KeyStarts != nil,
 	}, o.MaskGradient}
 	x := []*gorgonia.Node{q, k, v}
-	for _, n := range []*gorgonia.Node{o.Mask, o.KeyLengths} {
+	for _, n := range []*gorgonia.Node{o.Mask, o.KeyLengths, o.KeyStarts} {
 		if n != nil {
 			x = append(x, n)
 		}
 	}
-	return build("Attention", [...]string{"q k v", "q k v mask", "q k v mask lengths"}[len(x)-3], s,
+	if o.KeyLengths != nil && o.KeyStarts != nil {
+		return nil, fmt.Errorf("nn: Attention: %w: KeyLengths and KeyStarts: give one of them",
+			backend.ErrArgument)
+	}
+	return build("Attention", [...]string{"q k v", "q k v mask", "q k v mask counts"}[len(x)-3], s,
 		x...)
 }
 
-// attentionSpec is [Attention] of q, k and v, and of a mask and lengths if it has them, with a
-// scale that is not 0.
+// attentionSpec is [Attention] of q, k and v, and of a mask and of lengths or starts if it has them,
+// with a scale that is not 0.
 type attentionSpec struct {
 	program.Attention
 	MaskGradient bool
@@ -99,6 +111,9 @@ func (s attentionSpec) name(name string) string {
 	if s.Appended {
 		name += "appended, "
 	}
+	if s.Window > 0 {
+		name += fmt.Sprintf("window %d, ", s.Window)
+	}
 	name += fmt.Sprintf("scale %v", s.Scale)
 	if s.SoftCap > 0 {
 		name += fmt.Sprintf(", soft cap %v", s.SoftCap)
@@ -108,6 +123,9 @@ func (s attentionSpec) name(name string) string {
 	}
 	if s.Lengths {
 		name += ", lengths"
+	}
+	if s.Starts {
+		name += ", starts"
 	}
 	return name + "}"
 }
@@ -123,9 +141,13 @@ func (s attentionSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return nil, fmt.Errorf("%w: the scale is %v, and the soft cap %v", backend.ErrArgument,
 			s.Scale, s.SoftCap)
 	}
-	if s.MaskGradient && (!s.Mask || s.Causal || s.Lengths) {
+	if s.MaskGradient && (!s.Mask || s.Causal || s.Lengths || s.Starts) {
 		return nil, fmt.Errorf("%w: MaskGradient is for a mask that hides all keys itself, by "+
-			"-Inf: without Causal and KeyLengths", backend.ErrArgument)
+			"-Inf: without Causal, KeyLengths and KeyStarts", backend.ErrArgument)
+	}
+	if s.Window < 0 || s.Window > 0 && !s.Causal {
+		return nil, fmt.Errorf("%w: Window is %d: it is at least 0, and for Causal attention",
+			backend.ErrArgument, s.Window)
 	}
 	if s.Appended && !(s.Causal && s.Lengths) {
 		return nil, fmt.Errorf("%w: Appended is for Causal attention with KeyLengths",
@@ -136,9 +158,12 @@ func (s attentionSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return nil, fmt.Errorf("%w: the mask has shape %v, want one that is repeated to %v",
 			ops.ErrShape, in[3], scores)
 	}
-	if at := s.indices(); at >= 0 && !in[at].Eq(tensor.Shape{q[0]}) {
+	if at := s.indices(); s.Lengths && !in[at].Eq(tensor.Shape{q[0]}) {
 		return nil, fmt.Errorf("%w: the lengths have shape %v, want (%d)", ops.ErrShape, in[at],
 			q[0])
+	} else if s.Starts && !in[at].Eq(tensor.Shape{q[0], q[2]}) {
+		return nil, fmt.Errorf("%w: the starts have shape %v, want (%d, %d)", ops.ErrShape, in[at],
+			q[0], q[2])
 	}
 	return tensor.Shape{q[0], q[1], q[2], v[3]}, nil
 }
@@ -150,7 +175,7 @@ func repeats(x, to tensor.Shape) bool {
 
 func (s attentionSpec) indices() int {
 	switch {
-	case !s.Lengths:
+	case !s.Lengths && !s.Starts:
 		return -1
 	case s.Mask:
 		return 4
@@ -158,11 +183,19 @@ func (s attentionSpec) indices() int {
 	return 3
 }
 
-func (s attentionSpec) check(lengths []int, in []tensor.Shape) error {
-	for i, n := range lengths {
+func (s attentionSpec) check(counts []int, in []tensor.Shape) error {
+	what := "length"
+	if s.Starts {
+		what = "start"
+	}
+	for i, n := range counts {
 		if keys := in[1][2]; n < 0 || n > keys {
-			return fmt.Errorf("%w: length %d is %d, out of range 0 to %d", backend.ErrArgument, i,
+			return fmt.Errorf("%w: %s %d is %d, out of range 0 to %d", backend.ErrArgument, what, i,
 				n, keys)
+		}
+		if queries := in[0][2]; s.Starts && i%queries > 0 && n < counts[i-1] {
+			return fmt.Errorf("%w: the start of query %d is %d, less than %d before it",
+				backend.ErrArgument, i%queries, n, counts[i-1])
 		}
 	}
 	return nil
@@ -190,17 +223,29 @@ func (s attentionSpec) program(b *program.Builder, x ...program.Value) program.V
 	return s.poisoned(b, x, y)
 }
 
-// poisoned is y, or a gradient, with NaN for the entries whose length is out of range, if the graph
-// computes lengths.
+// poisoned is y, or a gradient, with NaN for the entries of which a length or a start is out of
+// range, or less than the start before it, if the graph computes them.
 func (s attentionSpec) poisoned(b *program.Builder, x []program.Value, y program.Value,
 ) program.Value {
-	if !s.Lengths || b.InRange(x[s.indices()]) {
+	if s.indices() < 0 || b.InRange(x[s.indices()]) {
 		return y
 	}
-	lengths := b.Reshape(x[s.indices()], b.Of(x[0]).Shape[0], 1, 1, 1)
-	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, lengths, 0),
-		program.With(b, fuse.LessEqual, lengths, float64(b.Of(x[1]).Shape[2])))
-	return b.Do(fuse.Where, inside, y, b.Number(math.NaN(), y))
+	counts := x[s.indices()]
+	q, n := b.Of(x[0]).Shape, 1
+	if s.Starts {
+		n = q[2]
+	}
+	counts = b.Reshape(counts, q[0], n)
+	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, counts, 0),
+		program.With(b, fuse.LessEqual, counts, float64(b.Of(x[1]).Shape[2])))
+	right := program.With(b, fuse.Equal, program.Sum(b, inside, 1), float64(n))
+	if n > 1 {
+		ascend := b.Do(fuse.GreaterEqual, b.Slice(counts, 1, 1, 1, n-1), b.Slice(counts, 1, 0, 1, n-1))
+		right = b.Do(fuse.Mul, right,
+			program.With(b, fuse.Equal, program.Sum(b, ascend, 1), float64(n-1)))
+	}
+	right = b.Reshape(right, q[0], 1, 1, 1)
+	return b.Do(fuse.Where, right, y, b.Number(math.NaN(), y))
 }
 
 // back computes again what the forward pass keeps for the gradient.

@@ -13,15 +13,18 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// attended is attention of q, k and v, and of a mask of floats and lengths if there are any.
+// attended is attention of q, k and v, and of a mask of floats, lengths and starts if there are any.
 func attended(o AttentionOptions) builder {
 	return func(x gorgonia.Nodes) (*gorgonia.Node, error) {
 		o := o
 		for _, n := range x[3:] {
-			if n.Dtype() == tensor.Int {
-				o.KeyLengths = n
-			} else {
+			switch {
+			case n.Dtype() != tensor.Int:
 				o.Mask = n
+			case n.Dims() == 1:
+				o.KeyLengths = n
+			default:
+				o.KeyStarts = n
 			}
 		}
 		return Attention(x[0], x[1], x[2], o)
@@ -29,26 +32,36 @@ func attended(o AttentionOptions) builder {
 }
 
 // hidingCase is attention with what models ask for besides: shared heads, values of another width,
-// soft caps, masks and lengths.
+// soft caps, masks, windows, lengths and starts.
 type hidingCase struct {
 	AttentionOptions
 	q, k    []int // shapes
 	e       int   // the width of values
 	mask    []int
 	lengths []int
+	starts  []int
 }
 
 var hidingOptions = []hidingCase{
-	{AttentionOptions{Causal: true}, []int{2, 4, 3, 5}, []int{2, 2, 3, 5}, 3, nil, nil},
+	{AttentionOptions{Causal: true}, []int{2, 4, 3, 5}, []int{2, 2, 3, 5}, 3, nil, nil, nil},
 	{AttentionOptions{SoftCap: 0.8, MaskGradient: true}, []int{1, 4, 3, 2}, []int{1, 1, 4, 2}, 2,
-		[]int{3, 4}, nil},
+		[]int{3, 4}, nil, nil},
 	{AttentionOptions{MaskGradient: true}, []int{2, 2, 3, 2}, []int{2, 2, 2, 2}, 3,
-		[]int{2, 1, 3, 2}, nil},
+		[]int{2, 1, 3, 2}, nil, nil},
 	{AttentionOptions{Causal: true, SoftCap: 2}, []int{2, 2, 3, 2}, []int{2, 1, 4, 2}, 2,
-		[]int{4}, []int{4, 2}},
-	{AttentionOptions{}, []int{3, 2, 2, 3}, []int{3, 2, 5, 3}, 3, nil, []int{5, 0, 2}},
+		[]int{4}, []int{4, 2}, nil},
+	{AttentionOptions{}, []int{3, 2, 2, 3}, []int{3, 2, 5, 3}, 3, nil, []int{5, 0, 2},
+		nil},
 	{AttentionOptions{Causal: true, Appended: true}, []int{3, 4, 2, 3}, []int{3, 2, 5, 3}, 3, nil,
-		[]int{5, 1, 2}},
+		[]int{5, 1, 2}, nil},
+	{AttentionOptions{Causal: true, Window: 2}, []int{1, 2, 4, 3}, []int{1, 2, 5, 3}, 3, nil, nil,
+		nil},
+	{AttentionOptions{Causal: true, Window: 2, Appended: true}, []int{2, 2, 2, 3},
+		[]int{2, 2, 5, 3}, 3, nil, []int{4, 1}, nil},
+	{AttentionOptions{Causal: true}, []int{2, 2, 4, 3}, []int{2, 1, 4, 3}, 2, nil, nil,
+		[]int{0, 0, 2, 2, 0, 1, 1, 3}},
+	{AttentionOptions{}, []int{1, 2, 4, 3}, []int{1, 2, 5, 3}, 2, []int{5}, nil,
+		[]int{0, 3, 4, 5}},
 }
 
 // operands are normal: q, k and v, a mask, which hides every third key but all keys of its second
@@ -68,6 +81,9 @@ func (c hidingCase) operands() []operand {
 	}
 	if c.lengths != nil {
 		x = append(x, indices([]int{len(c.lengths)}, c.lengths...))
+	}
+	if c.starts != nil {
+		x = append(x, indices([]int{c.q[0], c.q[2]}, c.starts...))
 	}
 	return x
 }
@@ -225,7 +241,7 @@ func TestAttentionErrors(t *testing.T) {
 	_, err = Attention(q, q, q, AttentionOptions{Causal: true, Appended: true})
 	checkRefused(t, err, backend.ErrArgument, "for Causal attention with KeyLengths")
 	_, err = Attention(q, q, q, AttentionOptions{MaskGradient: true})
-	checkRefused(t, err, backend.ErrArgument, "without Causal and KeyLengths")
+	checkRefused(t, err, backend.ErrArgument, "without Causal, KeyLengths and KeyStarts")
 	lengths := indices([]int{2}, 1, 2).node(g, "lengths", tensor.Int)
 	_, err = Attention(q, q, q, AttentionOptions{KeyLengths: lengths})
 	checkRefused(t, err, ops.ErrShape, "the lengths have shape (2), want (1)")
@@ -236,6 +252,18 @@ func TestAttentionErrors(t *testing.T) {
 	m := gorgonia.NewTapeMachine(y.Graph())
 	defer m.Close()
 	require.Fails(t, "a length that is too large", m.RunAll(), "length 0 is 4, out of range 0 to 3")
+	starts := indices([]int{1, 3}, 0, 2, 1).node(g, "starts", tensor.Int)
+	_, err = Attention(q, q, q, AttentionOptions{KeyStarts: lengths})
+	checkRefused(t, err, ops.ErrShape, "the starts have shape (2), want (1, 3)")
+	_, err = Attention(q, q, q, AttentionOptions{KeyStarts: starts, KeyLengths: lengths})
+	checkRefused(t, err, backend.ErrArgument, "KeyLengths and KeyStarts: give one of them")
+	_, err = Attention(q, q, q, AttentionOptions{Window: 1})
+	checkRefused(t, err, backend.ErrArgument, "Window is 1")
+	y = require.Value(Attention(q, q, q, AttentionOptions{KeyStarts: starts}))(t)
+	descending := gorgonia.NewTapeMachine(g.SubgraphRoots(y))
+	defer descending.Close()
+	require.Fails(t, "starts that descend", descending.RunAll(),
+		"the start of query 2 is 1, less than 2 before it")
 	_, err = Attention(q, q, q, AttentionOptions{Scale: -1})
 	checkRefused(t, err, backend.ErrArgument, "the scale is -1")
 	_, err = Attention(nil, q, q, AttentionOptions{})

@@ -52,7 +52,10 @@ template <class T, bool Limited, bool Appended = Limited> struct Heads {
 	u64 group, width;
 	f64 cap;
 	Mask<T> mask;
-	const i64 *lengths; // for each entry of the batch, unless it is null
+	u64 window; // the most keys that a causal query sees, 0 for no bound
+	// For each entry of the batch, unless they are null: how many keys it has, and the first ones
+	// that its queries see, which do not descend.
+	const i64 *lengths, *starts;
 
 	// Whether scores are changed before their exponentials are taken.
 	DEVICE bool limits() const { return Limited && (mask.p || cap > 0); }
@@ -86,6 +89,36 @@ template <class T, bool Limited, bool Appended = Limited> struct Heads {
 			: causal && key + queries > before ? key + queries - before
 											   : 0;
 	}
+
+	// Where the queries of head n have their first keys, if they are given.
+	DEVICE const i64 *starts_of(u64 n) const {
+		return starts ? starts + n / per_batch * queries : nullptr;
+	}
+
+	// The first key that a query may see, given its starts_of: 0 for what is no query.
+	DEVICE u64 first_key(const i64 *from, u64 query, u64 length) const {
+		u64 end = query + 1 + frontier(length), before = queries + window;
+		u64 first = window == 0 || end < before ? 0 : end - before;
+		if (!from || query >= queries)
+			return first;
+		i64 own = from[query];
+		return own > (i64)first ? (u64)own : first;
+	}
+
+	// The queries from this one on see only later keys, `everyone` if there is none.
+	DEVICE u64 end_query(const i64 *from, u64 key, u64 length) const {
+		u64 end = key + queries + window, before = frontier(length);
+		end = window == 0 ? queries : end < before ? 0 : least(end - before, queries);
+		for (u64 low = 0; from && low < end;) {
+			u64 at = (low + end) / 2;
+			if (from[at] <= (i64)key)
+				low = at + 1;
+			else
+				end = at;
+		}
+		return end == queries ? everyone : end;
+	}
+	static constexpr u64 everyone = 0xffffffff;
 
 	// The mask of a query and a key of head n.
 	DEVICE const T *masked(u64 n, u64 query, u64 key) const {
@@ -307,12 +340,14 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 		u64 n = t.head, first = t.first, length = h.length(n);
 		u64 there = least<u64>(P::rows, h.queries - first);
 		u64 keys = h.seen(first + there - 1, length);
+		const i64 *starts = h.starts_of(n);
 		typename P::Sums o = {};
 		T most[Each], sum[Each];
 #pragma unroll
 		for (u32 i = 0; i < Each; i++)
 			most[i] = -infinite(T()), sum[i] = 0;
-		for (u64 key = 0; key < keys; key += P::columns) {
+		for (u64 key = h.first_key(starts, first, length) / P::columns * P::columns; key < keys;
+			key += P::columns) {
 			typename P::Scores x;
 			p.scores(x, q.at(h, n, first), q.row, there, k.shared_at(h, n, key), k.row,
 				h.keys - key, h.size);
@@ -325,11 +360,12 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 #pragma unroll
 			for (u32 i = 0; i < Each; i++) {
 				T now = -infinite(T()), more = 0;
+				u64 query = first + P::row() + i, from = h.first_key(starts, query, length);
 #pragma unroll
 				for (u32 j = 0; j < Each; j++) {
-					x[i][j] = h.visible(first + P::row() + i, key + P::column() + j, length)
-						? x[i][j] * scale
-						: -infinite(T());
+					u64 at = key + P::column() + j;
+					x[i][j] = at >= from && h.visible(query, at, length) ? x[i][j] * scale
+																		 : -infinite(T());
 					now = now < x[i][j] ? x[i][j] : now;
 				}
 				now = P::largest_of_row(now);
@@ -371,6 +407,7 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 		u64 n = t.head, first = t.first, length = h.length(n);
 		u64 there = least<u64>(P::rows, h.queries - first);
 		u64 keys = h.seen(first + there - 1, length);
+		const i64 *starts = h.starts_of(n);
 		typename P::Sums o = {};
 		T log[Each], sum[Each], scale[Each];
 #pragma unroll
@@ -387,7 +424,8 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 			if (is && thread_x() % 16 == 0)
 				sums[at] = sum[i];
 		}
-		for (u64 key = 0; key < keys; key += P::columns) {
+		for (u64 key = h.first_key(starts, first, length) / P::columns * P::columns; key < keys;
+			key += P::columns) {
 			typename P::Scores x, d;
 			p.scores(x, q.at(h, n, first), q.row, there, k.shared_at(h, n, key), k.row,
 				h.keys - key, h.size);
@@ -400,14 +438,16 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 				factor = 1;
 			}
 #pragma unroll
-			for (u32 i = 0; i < Each; i++)
+			for (u32 i = 0; i < Each; i++) {
+				u64 query = first + P::row() + i, from = h.first_key(starts, query, length);
 #pragma unroll
 				for (u32 j = 0; j < Each; j++) {
-					bool is = P::row() + i < there &&
-						h.visible(first + P::row() + i, key + P::column() + j, length);
+					u64 at = key + P::column() + j;
+					bool is = P::row() + i < there && at >= from && h.visible(query, at, length);
 					x[i][j] =
 						is ? exponential(x[i][j] * factor - log[i]) * (d[i][j] - sum[i]) : T(0);
 				}
+			}
 			p.add(o, x, k.shared_at(h, n, key), k.row, h.keys - key, h.size);
 		}
 		P::write(dq.at(h, n, first), dq.row, o, scale, there, h.size);
@@ -425,11 +465,13 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 	for (Turn<P::rows> t(h.keys); t.more(h.count / h.group); t.next()) {
 		u64 first = t.first, shares = t.head * h.group, length = h.length(shares);
 		u64 there = least<u64>(P::rows, h.keys - first);
+		const i64 *starts = h.starts_of(shares);
+		u64 stop = least(h.end_query(starts, first + there - 1, length), h.queries);
 		typename P::Sums of_k = {}, of_v = {};
 		const S *of_key = k.shared_at(h, shares, first), *value = v.shared_at(h, shares, first);
 		for (u64 n = shares; n < shares + h.group; n++)
 			for (u64 query = h.first_query(first, length) / P::columns * P::columns;
-				query < h.queries; query += P::columns) {
+				query < stop; query += P::columns) {
 				u64 left = h.queries - query;
 				typename P::Scores x, d;
 				p.scores(x, of_key, k.row, there, q.at(h, n, query), q.row, left, h.size);
@@ -448,14 +490,17 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 					factor = 1;
 				}
 #pragma unroll
-				for (u32 j = 0; j < Each; j++)
+				for (u32 j = 0; j < Each; j++) {
+					u64 at = query + P::column() + j, from = h.first_key(starts, at, length);
 #pragma unroll
 					for (u32 i = 0; i < Each; i++) {
-						bool both = P::column() + j < left &&
-							h.visible(query + P::column() + j, first + P::row() + i, length);
+						u64 key = first + P::row() + i;
+						bool both =
+							P::column() + j < left && key >= from && h.visible(at, key, length);
 						x[i][j] = both ? exponential(x[i][j] * factor - log[j]) : T(0);
 						d[i][j] = x[i][j] * (d[i][j] - sum[j]);
 					}
+				}
 				p.add(of_v, x, dy.at(h, n, query), dy.row, left, h.width);
 				p.add(of_k, d, q.at(h, n, query), q.row, left, h.size);
 			}
@@ -472,9 +517,10 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 #define OF(S, x) Rows<S> { x, x##_batch, x##_head, x##_row }
 #define HEADS(T) u64 batch, u64 heads, u64 queries, u64 keys, u64 size, u64 causal, f64 scale, \
 	u64 group, u64 width, f64 cap, const T *mask, u64 mask_batch, u64 mask_head, u64 mask_row, \
-	u64 mask_key, const i64 *lengths
+	u64 mask_key, u64 window, const i64 *lengths, const i64 *starts
 #define THESE_HEADS(...) Heads<__VA_ARGS__> { batch * heads, heads, queries, keys, size, causal, \
-	scale, group, width, cap, { mask, mask_batch, mask_head, mask_row, mask_key }, lengths }
+	scale, group, width, cap, { mask, mask_batch, mask_head, mask_row, mask_key }, window, lengths, \
+	starts }
 
 #define ATTENTION(Size, S, T, Limited, Blocks, GradientBlocks, forward, backward_q, backward_kv) \
 	SHARING_KERNEL(attention_##Size##_##S, 128, Blocks, OPERAND(S, y), T *lse, \

@@ -35,7 +35,7 @@ const attentionThreads = 128
 // besides the results.
 //
 // Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements,
-// and for lengths of I32.
+// and for lengths and starts of I32.
 func (k Kernels) Attention(a kernels.Attention) error {
 	wrong := check.Attention(a)
 	a = a.Filled()
@@ -51,10 +51,10 @@ func (k Kernels) Attention(a kernels.Attention) error {
 }
 
 // fewKeys is how many keys all warps of a block of attention_few.cu have in a step, by the size of
-// a head, and fewParts how many blocks share keys at most.
+// a head. fewParts is how many blocks can share keys, and bestParts with how many calls are fastest.
 var fewKeys = map[int]int{64: 4 * 32, 128: 4 * 16}
 
-const fewParts = 32
+const fewParts, bestParts = 32, 16
 
 // FitsFewQueries reports whether [Kernels.FewQueries] computes attention: of bf16 without cap and
 // mask, whose rows are read in vectors, with up to [FewRows] queries that share a head of keys.
@@ -70,11 +70,20 @@ func FitsFewQueries(a kernels.Attention) bool {
 		a.Batch*a.Heads/a.Group <= fewRowsBlocks
 }
 
+// PrefersFewQueries reports whether FewQueries is faster than Attention where it fits: for many
+// keys, and heads that do not fill the device or are wide
+// (bench/results/2026-11/2026-11-30-decode.md).
+func PrefersFewQueries(a kernels.Attention) bool {
+	a = a.Filled()
+	return a.Keys >= 512 && (a.Batch*a.Heads <= fewRowsBlocks/4 ||
+		a.Group > 1 && max(a.Size, a.ValueSize) > 64)
+}
+
 // FewQueries is Attention where it fits, with the room of FewRows.
 //
 // Errors: as those of Attention.
 func (k Kernels) FewQueries(a kernels.Attention, room backend.Buffer) error {
-	return k.FewQueriesIn(a, room, fewParts)
+	return k.FewQueriesIn(a, room, bestParts)
 }
 
 // FewQueriesIn is FewQueries with keys in so many parts at most.
@@ -136,9 +145,11 @@ func attentionCall(verb string, a *kernels.Attention, wrong error, heads, n int)
 	if wrong != nil {
 		return Launch{}, wrong
 	}
-	if a.Lengths.Len() > 0 && a.Lengths.DType() != backend.I64 {
-		return Launch{}, fmt.Errorf("%w: attention with lengths of %v: of i64 only on a device",
-			backend.ErrUnsupported, a.Lengths.DType())
+	for _, b := range []backend.Buffer{a.Lengths, a.Starts} {
+		if b.Len() > 0 && b.DType() != backend.I64 {
+			return Launch{}, fmt.Errorf("%w: attention with lengths or starts of %v: of i64 only "+
+				"on a device", backend.ErrUnsupported, b.DType())
+		}
 	}
 	d := a.Y.Buffer.DType()
 	sizes := headSizes[d]
@@ -171,14 +182,18 @@ func (c *Launch) heads(a *kernels.Attention) {
 	c.pass(uint64(a.Batch), uint64(a.Heads), uint64(a.Queries), uint64(a.Keys), uint64(a.Size),
 		causal, math.Float64bits(a.Scale), uint64(a.Group), uint64(a.ValueSize),
 		math.Float64bits(a.SoftCap))
-	m, mask, lengths := a.Mask, uint64(0), uint64(0)
+	m, mask, lengths, starts := a.Mask, uint64(0), uint64(0), uint64(0)
 	if m.Buffer.Len() > 0 {
 		mask = word(m.Buffer)
 	}
 	if a.Lengths.Len() > 0 {
 		lengths = word(a.Lengths)
 	}
-	c.pass(mask, uint64(m.Batch), uint64(m.Head), uint64(m.Row), uint64(m.Key), lengths)
+	if a.Starts.Len() > 0 {
+		starts = word(a.Starts)
+	}
+	c.pass(mask, uint64(m.Batch), uint64(m.Head), uint64(m.Row), uint64(m.Key), uint64(a.Window),
+		lengths, starts)
 }
 
 func flag(on bool) uint64 {

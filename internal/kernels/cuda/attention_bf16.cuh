@@ -128,6 +128,9 @@ template <u32 Size, u32 N> struct Fragments {
 		return (end <= from ? 0 : (i32)least<u64>(end - from, N)) - (i32)first_column();
 	}
 	static DEVICE bool is_within(u32 j, u32 e, i32 n) { return (i32)(j * 8 + e % 2) < n; }
+	static DEVICE bool is_between(u32 j, u32 e, i32 from, i32 end) {
+		return is_within(j, e, end) && !is_within(j, e, from);
+	}
 
 	// Begins to copy the rows of the block, and reads those of this warp once they are there.
 	static DEVICE void copy(b128 *room, const bf16 *from, u64 step, u64 there, u64 size,
@@ -258,6 +261,8 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 		u64 n = t.head, first = t.first, length = h.length(n);
 		u64 there = least<u64>(P::rows, h.queries - first);
 		u64 keys = h.seen(first + there - 1, length);
+		const i64 *starts = h.starts_of(n);
+		u64 key = h.first_key(starts, first, length) / N * N;
 		const bf16 *from_k = k.shared_at(h, n, 0), *from_v = v.shared_at(h, n, 0);
 		auto copy = [&](u32 to, u64 key) {
 			if (key < keys) {
@@ -271,31 +276,39 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 		typename P::Own own;
 		barrier(); // nobody reads what is copied over
 		P::copy(room[0][0], q.at(h, n, first), q.row, there, h.size, vectors_q);
-		copy(1, 0);
+		copy(1, key);
 		wait_for_all_groups_but<1>();
 		barrier();
 		P::read(own, room[0][0]);
 		typename P::Sums o = {};
 		f32 most[2] = {-infinity_f32(), -infinity_f32()}, sum[2] = {};
-		// keys, by the first of the rows, and by the last
-		u64 some = h.seen(first + P::first(), length),
-			seen = h.seen(first + P::first() + P::together - 1, length);
+		// keys, by the first of the rows, and by the last, and the first key of the last
+		u64 row = first + P::first(), some = h.seen(row, length),
+			seen = h.seen(row + P::together - 1, length);
+		u32 late = (u32)h.first_key(starts, least(row + P::together, h.queries) - 1, length);
+		u32 from[2]; // of the keys that a row sees
+#pragma unroll
+		for (u32 r = 0; r < 2; r++)
+			from[r] = (u32)h.first_key(starts, first + P::row(2 * r), length);
 		u32 now = 1;
-		u64 key = 0;
 		auto tile = [&](auto masked) INLINE {
 			typename P::Scores x;
 			P::scores(x, own, room[now][0]);
 			P::template wait<0>(x);
 #pragma unroll
 			for (u32 r = 0; r < 2; r++) {
-				i32 seen = masked.value ? P::within(h.seen(first + P::row(2 * r), length), key) : N;
+				i32 seen = N, hidden = 0;
+				if (masked.value) {
+					seen = P::within(h.seen(first + P::row(2 * r), length), key);
+					hidden = P::within(from[r], key);
+				}
 				f32 largest = most[r];
 #pragma unroll
 				for (u32 j = 0; j < N / 8; j++)
 #pragma unroll
 					for (u32 e = 2 * r; e < 2 * r + 2; e++) {
 						if (masked.value)
-							x[j][e] = P::is_within(j, e, seen) ? x[j][e] : -infinity_f32();
+							x[j][e] = P::is_between(j, e, hidden, seen) ? x[j][e] : -infinity_f32();
 						largest = __builtin_fmaxf(largest, x[j][e]);
 					}
 				largest = largest_of_row(largest);
@@ -322,7 +335,7 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 		for (; key < keys; key += N, now ^= 1) {
 			P::meet_copies();
 			copy(now ^ 1, key + N);
-			if (key + N <= some)
+			if (key >= late && key + N <= some)
 				tile(Count<0>{});
 			else if (key < seen)
 				tile(Count<1>{});
@@ -358,6 +371,8 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		u64 n = t.head, first = t.first, length = h.length(n);
 		u64 there = least<u64>(P::rows, h.queries - first);
 		u64 keys = h.seen(first + there - 1, length);
+		const i64 *starts = h.starts_of(n);
+		u64 key = h.first_key(starts, first, length) / N * N;
 		const bf16 *from_k = k.shared_at(h, n, 0), *from_v = v.shared_at(h, n, 0);
 		auto copy = [&](u32 to, u64 key) {
 			if (key < keys) {
@@ -378,7 +393,7 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		P::read(own_dy, room[1][0]);
 		barrier();
 		P::copy(room[0][0], q.at(h, n, first), q.row, there, h.size, vectors_q);
-		copy(1, 0);
+		copy(1, key);
 		f32 log[2], sum[2], factor[2] = {f32(h.scale), f32(h.scale)};
 #pragma unroll
 		for (u32 r = 0; r < 2; r++) {
@@ -402,11 +417,15 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		barrier();
 		P::read(own, room[0][0]);
 		typename P::Sums o = {};
-		// keys, by the first of the rows, and by the last
-		u64 some = h.seen(first + P::first(), length),
-			seen = h.seen(first + P::first() + P::together - 1, length);
+		// keys, by the first of the rows, and by the last, and the first key of the last
+		u64 row = first + P::first(), some = h.seen(row, length),
+			seen = h.seen(row + P::together - 1, length);
+		u32 late = (u32)h.first_key(starts, least(row + P::together, h.queries) - 1, length);
+		u32 from[2]; // of the keys that a row sees
+#pragma unroll
+		for (u32 r = 0; r < 2; r++)
+			from[r] = (u32)h.first_key(starts, first + P::row(2 * r), length);
 		u32 now = 1;
-		u64 key = 0;
 		auto part = [&](u32 at, auto masked) INLINE {
 			const b128 *tile_k = room[now][0] + at * P::T::in_row,
 					   *tile_v = room[now][1] + at * P::T::in_row;
@@ -416,16 +435,18 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 			P::template wait<1>(x);
 #pragma unroll
 			for (u32 r = 0; r < 2; r++) {
-				i32 seen = masked.value
-					? P::within(h.seen(first + P::row(2 * r), length), key + at)
-					: Part;
+				i32 seen = Part, hidden = 0;
+				if (masked.value) {
+					seen = P::within(h.seen(first + P::row(2 * r), length), key + at);
+					hidden = P::within(from[r], key + at);
+				}
 #pragma unroll
 				for (u32 j = 0; j < Part / 8; j++)
 #pragma unroll
 					for (u32 e = 2 * r; e < 2 * r + 2; e++) {
 						x[j][e] = power_of_two(fused(x[j][e], scale, log[r]));
 						if (masked.value)
-							x[j][e] = P::is_within(j, e, seen) ? x[j][e] : 0;
+							x[j][e] = P::is_between(j, e, hidden, seen) ? x[j][e] : 0;
 					}
 			}
 			P::template wait<0>(d);
@@ -440,7 +461,7 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		for (; key < keys; key += N, now ^= 1) {
 			P::meet_copies();
 			copy(now ^ 1, key + N);
-			if (key + N <= some)
+			if (key >= late && key + N <= some)
 #pragma unroll
 				for (u32 at = 0; at < N; at += Part)
 					part(at, Count<0>{});
@@ -474,8 +495,10 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 		u64 there = least<u64>(P::rows, h.keys - first);
 		const bf16 *from_q = q.at(h, n, 0), *from_dy = dy.at(h, n, 0);
 		const f32 *from_queries = (thread_x() < N ? lse : sums) + n * h.queries + thread_x() % N;
+		const i64 *starts = h.starts_of(n);
+		u64 stop = least(h.end_query(starts, first + there - 1, length), h.queries);
 		auto copy = [&](u32 to, u64 query) {
-			if (query < h.queries) {
+			if (query < stop) {
 				u64 left = h.queries - query;
 				P::T::template copy<N>(room[to][0], from_q + query * q.row, q.row, left, h.size,
 					vectors_q);
@@ -506,9 +529,14 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 			copy(1, start);
 		}
 		typename P::Sums of_k = {}, of_v = {};
-		// see some of the keys, and all
+		// see some of the keys, and all, up to a last one
 		u64 some = h.first_query(first + P::first(), length),
 			all = h.first_query(first + P::first() + P::together - 1, length);
+		u32 last = (u32)h.end_query(starts, first + P::first(), length);
+		u32 end[2]; // of the queries that see a row
+#pragma unroll
+		for (u32 r = 0; r < 2; r++)
+			end[r] = (u32)h.end_query(starts, first + P::row(2 * r), length);
 		u32 now = 1, heads_left = (u32)h.group;
 		u64 query = start;
 		auto part = [&](u32 at, auto masked) INLINE {
@@ -517,10 +545,12 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 			typename P::Scores x, d;
 			P::scores(x, own_k, tile_q);
 			P::scores(d, own_v, tile_dy);
-			i32 hidden[2] = {};
+			i32 hidden[2] = {}, shown[2] = {};
 #pragma unroll
-			for (u32 r = 0; masked.value && r < 2; r++)
+			for (u32 r = 0; masked.value && r < 2; r++) {
 				hidden[r] = P::within(h.first_query(first + P::row(2 * r), length), query + at);
+				shown[r] = P::within(end[r], query + at);
+			}
 			P::template wait<1>(x);
 #pragma unroll
 			for (u32 j = 0; j < Part / 8; j++)
@@ -530,8 +560,8 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 #pragma unroll
 					for (u32 e = c; e < 4; e += 2) {
 						x[j][e] = power_of_two(fused(x[j][e], scale, log));
-						if (masked.value)
-							x[j][e] = P::is_within(j, c, hidden[e / 2]) ? 0 : x[j][e];
+						if (masked.value && !P::is_between(j, c, hidden[e / 2], shown[e / 2]))
+							x[j][e] = 0;
 					}
 				}
 			P::add(of_v, x, tile_dy);
@@ -550,10 +580,10 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 			P::held(of_k);
 		};
 		for (;;) {
-			for (; query < h.queries; query += N, now ^= 1) {
+			for (; query < stop; query += N, now ^= 1) {
 				P::meet_copies();
 				copy(now ^ 1, query + N);
-				if (query >= all)
+				if (query >= all && query + N <= last)
 #pragma unroll
 					for (u32 at = 0; at < N; at += Part)
 						part(at, Count<0>{});

@@ -87,13 +87,16 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 		rows = shares * queries, size = (u32)h.size, width = (u32)h.width;
 	u64 head = (u64)block_y() * h.group; // the first one of queries
 	u32 length = (u32)h.length(head);
-	// each block has a part of the keys, in whole steps of all warps
+	// each block has a part of the keys from `begin` on, in whole steps of all warps
 	constexpr u32 each = N * F::warps;
-	u32 part = ((length + each - 1) / each + blocks_x() - 1) / blocks_x() * each;
-	u32 parts = part == 0 ? 1 : (length + part - 1) / part;
+	const i64 *starts = h.starts_of(head);
+	u32 begin = (u32)least<u64>(h.first_key(starts, 0, length), length), left_over = length - begin;
+	u32 part = ((left_over + each - 1) / each + blocks_x() - 1) / blocks_x() * each;
+	u32 parts = part == 0 ? 1 : (left_over + part - 1) / part;
 	if (block_x() >= parts)
 		return;
-	u32 first = block_x() * part + warp * N, end = least((block_x() + 1) * part, length);
+	u32 first = begin + block_x() * part, end = least(first + part, length);
+	first = first + warp * N;
 	// whether a query sees a key: those up to this one
 	auto seen = [&](u32 query) INLINE {
 		return (u32)least<u64>(end, h.seen(query, length));
@@ -116,13 +119,14 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 
 	// the queries that rows group() and group() + 8 are of
 	u32 own[2] = {F::group(), F::group() + 8};
-	u32 visible[2]; // keys, of each
+	u32 visible[2], hidden[2]; // keys, of each: those before one, but for those before another
 	u32 left[Size / 16][4];
 #pragma unroll
 	for (u32 r = 0; r < 2; r++) {
 		u32 query = own[r] % queries;
 		const bf16 *from = q.at(h, head + own[r] / queries, query);
 		visible[r] = seen(query);
+		hidden[r] = (u32)least<u64>(h.first_key(starts, query, length), length);
 #pragma unroll
 		for (u32 j = 0; j < Size / 32; j++) {
 			u32 x[4] = {}, column = 32 * j + F::quad() * chunk;
@@ -156,7 +160,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 				for (u32 e = 0; e < 2; e++) {
 					f32 &s = scores[j][2 * r + e];
 					u32 at = key + 8 * j + 2 * F::quad() + e;
-					s = at < visible[r] ? s * scale : -infinity_f32();
+					s = at >= hidden[r] && at < visible[r] ? s * scale : -infinity_f32();
 					now = now < s ? s : now;
 				}
 #pragma unroll

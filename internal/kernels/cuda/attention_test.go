@@ -92,11 +92,21 @@ type hiding struct {
 	mask          string  // the axes of the mask that are not 1: "bhqk"
 	lengths       []int64 // nil for none
 	appended      bool    // if it is causal
+	window        int     // likewise
+	documents     int     // the queries of each, 0 for no starts
 }
 
 func (h heads) String() string {
 	return fmt.Sprintf("%d x %d heads, %d queries, %d keys of %d, causal %v, between %v + %d, %+v",
 		h.batch, h.heads, h.queries, h.keys, h.size, h.causal, h.between, h.offset, h.hiding)
+}
+
+// bound returns the window, which only causal attention has.
+func (h heads) bound() int {
+	if h.causal {
+		return h.window
+	}
+	return 0
 }
 
 // rows returns how n rows of size elements of each of some heads lie.
@@ -123,7 +133,7 @@ func (b *bench) rows(d backend.DType, h heads, of, n, size int) (host, device ke
 }
 
 // hide gives attention on both sides a mask, of which every third number and the second row are
-// -Inf, and lengths.
+// -Inf, and lengths or starts.
 func (b *bench) hide(h heads, host, device *kernels.Attention) {
 	if h.mask != "" {
 		size, n := map[rune]int{'b': h.batch, 'h': h.heads, 'q': h.queries, 'k': h.keys}, 1
@@ -153,6 +163,15 @@ func (b *bench) hide(h heads, host, device *kernels.Attention) {
 		o := b.alloc(backend.I64, len(h.lengths), 0)
 		copy(backend.View[int64](o.host), h.lengths)
 		host.Lengths, device.Lengths = o.host, o.device
+	}
+	if n := h.documents; n > 0 {
+		o := b.alloc(backend.I64, h.batch*h.queries, 0)
+		starts := backend.View[int64](o.host)
+		for i := range starts { // those of the second entry begin one query before
+			at := i%h.queries + i/h.queries%2
+			starts[i] = int64(min(at/n*n, h.keys))
+		}
+		host.Starts, device.Starts = o.host, o.device
 	}
 }
 
@@ -198,7 +217,9 @@ func someHeads(m machine, part int) []heads {
 	for _, x := range []heads{{2, 8, 1, 300, 128, false, false, 0, hiding{group: 4,
 		lengths: []int64{300, 33}}}, {1, 16, 1, 900, 64, false, true, 0, hiding{group: 16}}, {2, 4,
 		3, 130, 40, true, true, 0, hiding{group: 4, values: 24}}, {2, 2, 5, 70, 72, true, false, 0,
-		hiding{values: 128, lengths: []int64{0, 70}}}} {
+		hiding{values: 128, lengths: []int64{0, 70}}}, {2, 4, 1, 500, 64, true, true, 0,
+		hiding{group: 2, lengths: []int64{480, 70}, appended: true, window: 200}}, {2, 4, 4, 600,
+		128, true, false, 0, hiding{group: 4, documents: 3, window: 333}}} {
 		all = append(all, x)
 	}
 	for i, x := range []hiding{
@@ -207,6 +228,9 @@ func someHeads(m machine, part int) []heads {
 		{mask: "bhqk", values: 33, lengths: []int64{70, 33}}, {mask: "bk"}, {mask: "q"},
 		{group: 2, lengths: []int64{69, 66}, appended: true},
 		{lengths: []int64{12, 70}, cap: 1, appended: true},
+		{documents: 9, group: 2}, {window: 5}, {window: 33, documents: 40},
+		{mask: "qk", documents: 30, window: 20}, {lengths: []int64{68, 66}, appended: true,
+			window: 40},
 	} {
 		for j, causal := range []bool{false, true} {
 			if slow && (i+j+part)%2 > 0 {
@@ -220,7 +244,11 @@ func someHeads(m machine, part int) []heads {
 			700, 128, true, true, 0, hiding{}}, heads{1, 3, 512, 512, 64, false, true, 0, hiding{}},
 			heads{2, 8, 300, 400, 64, true, true, 0, hiding{group: 4, lengths: []int64{400, 70}}},
 			heads{2, 4, 130, 700, 128, true, true, 0, hiding{group: 4, lengths: []int64{600, 200},
-				appended: true}})
+				appended: true}},
+			heads{2, 4, 500, 500, 64, true, true, 0, hiding{group: 2, documents: 150}},
+			heads{2, 4, 700, 700, 64, true, true, 0, hiding{window: 128}},
+			heads{1, 4, 400, 400, 128, true, true, 0, hiding{window: 100, documents: 230}},
+			heads{1, 2, 300, 500, 32, false, true, 0, hiding{documents: 70}})
 	}
 	return all
 }
@@ -235,7 +263,7 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	}
 	p := kernels.Attention{Batch: h.batch, Heads: h.heads, Queries: h.queries, Keys: h.keys,
 		Size: h.size, Group: h.group, ValueSize: h.values, SoftCap: h.cap, Causal: h.causal,
-		Appended: h.causal && h.appended, Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
+		Appended: h.causal && h.appended, Window: h.bound(), Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
 	shared, width := h.heads/p.Group, p.ValueSize
 	n := h.batch * h.heads * h.queries
 	lse, sums := b.alloc(statistics, n, 0), b.alloc(statistics, n, h.offset)

@@ -36,10 +36,20 @@ func FitsFewRows(p *kernels.Product) bool {
 		b.Buffer.Addr()%vector == 0
 }
 
-// PrefersFewRows reports whether FewRows is faster than cuBLAS for a product that fits: for small
-// matrices, and for rows of C that are not aligned (bench/results/2026-11/2026-11-30-decode.md).
+// Up to these many elements of a transposed matrix, tiles of 16 columns win; and up to the fewer
+// ones half of the blocks, which begin before the kernels before them have ended
+// (bench/results/2026-11/2026-11-30-decode.md).
+const (
+	fewRowsNarrow = 32 << 20
+	fewRowsSmall  = 4 << 20
+)
+
+// PrefersFewRows reports whether FewRows is faster than cuBLAS for a product that fits, between
+// other kernels: for transposed matrices that are not large, and for rows of C that are not
+// aligned.
 func PrefersFewRows(p *kernels.Product) bool {
-	return p.N%fewRowsChunk != 0 || p.M <= FewRows/2 && p.N*p.K <= 4<<20
+	return p.N%fewRowsChunk != 0 ||
+		p.M <= FewRows/2 && p.B.Transposed && p.N*p.K <= fewRowsNarrow
 }
 
 // FewRows computes a product that fits, at the speed at which its matrix comes from memory. The
@@ -47,11 +57,14 @@ func PrefersFewRows(p *kernels.Product) bool {
 //
 // Errors: those of [kernels.Check].
 func (k Kernels) FewRows(p kernels.Product, room backend.Buffer) error {
-	columns := fewRowsColumns
-	if p.B.Transposed && p.N*p.K <= 4<<20 {
+	columns, blocks, early := fewRowsColumns, fewRowsBlocks, uint64(1)
+	if p.B.Transposed && p.N*p.K <= fewRowsNarrow {
 		columns = 16
 	}
-	return k.FewRowsAs(p, room, columns, fewRowsBlocks, 1)
+	if p.N*p.K <= fewRowsSmall {
+		blocks, early = fewRowsBlocks/2, 3
+	}
+	return k.FewRowsAs(p, room, columns, blocks, early)
 }
 
 // FewRowsAs is FewRows in tiles of some columns, divided among blocks of which so many run at a

@@ -110,9 +110,9 @@ func (q *queue) AttentionGrad(a kernels.AttentionGrad) error {
 		a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer}, hiding(a.Attention)...)...)
 }
 
-// hiding returns the mask and the lengths of an attention, if there are any.
+// hiding returns the mask, the lengths and the starts of an attention, if there are any.
 func hiding(a kernels.Attention) (all []backend.Buffer) {
-	for _, b := range []backend.Buffer{a.Mask.Buffer, a.Lengths} {
+	for _, b := range []backend.Buffer{a.Mask.Buffer, a.Lengths, a.Starts} {
 		if b.Len() > 0 {
 			all = append(all, b)
 		}
@@ -127,7 +127,10 @@ func onHost(a kernels.Attention, hides, b []backend.Buffer) kernels.Attention {
 		a.Mask.Buffer, hides = hides[0], hides[1:]
 	}
 	if a.Lengths.Len() > 0 {
-		a.Lengths = hides[0]
+		a.Lengths, hides = hides[0], hides[1:]
+	}
+	if a.Starts.Len() > 0 {
+		a.Starts = hides[0]
 	}
 	return a
 }

@@ -108,12 +108,13 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 // the result; buffers are found when it runs.
 func (e *Executor) attentionOf(s *step, y plan.Ref) kernels.Attention {
 	q, k, v := s.Args[0].Shape, s.Args[1].Shape, s.Args[2].Shape
-	o, mask, lengths := ir.Hiding(s.Op)
+	o, mask, counts := ir.Hiding(s.Op)
 	a := kernels.Attention{
 		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3),
 		Group: q.At(1) / k.At(1), ValueSize: v.At(3),
-		Causal: o.Causal, Appended: o.Appended, Scale: o.Scale, SoftCap: o.SoftCap,
-		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(y),
+		Causal: o.Causal, Appended: o.Appended, Window: o.Window, Scale: o.Scale,
+		SoftCap: o.SoftCap,
+		Q:       headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(y),
 	}
 	if mask >= 0 {
 		m := s.Args[mask]
@@ -125,8 +126,11 @@ func (e *Executor) attentionOf(s *step, y plan.Ref) kernels.Attention {
 		}
 		a.Mask = kernels.Mask{Batch: at(0), Head: at(1), Row: at(2), Key: at(3)}
 	}
-	if lengths >= 0 {
-		e.check(s, s.Args[lengths], k.At(2)+1)
+	switch {
+	case o.Lengths:
+		e.check(s, s.Args[counts], k.At(2)+1, 0)
+	case o.Starts:
+		e.check(s, s.Args[counts], k.At(2)+1, q.At(2))
 	}
 	return a
 }
@@ -140,12 +144,15 @@ func headsOf(r plan.Ref) kernels.HeadRows {
 // bind sets the buffers of the operands of an attention step or its gradient.
 func (s *step) bind(a *kernels.Attention) {
 	a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
-	_, mask, lengths := ir.Hiding(s.Op)
+	o, mask, counts := ir.Hiding(s.Op)
 	if mask >= 0 {
 		a.Mask.Buffer = s.args[mask]
 	}
-	if lengths >= 0 {
-		a.Lengths = s.args[lengths]
+	switch {
+	case o.Lengths:
+		a.Lengths = s.args[counts]
+	case o.Starts:
+		a.Starts = s.args[counts]
 	}
 }
 

@@ -24,7 +24,7 @@ func rowsOf(x ir.Dims, axis int) kernels.Rows {
 
 // rows returns the function of a step on rows that its second operand names.
 func (e *Executor) rows(s *step, r kernels.Rows) func() error {
-	e.check(s, s.Args[1], r.Count)
+	e.check(s, s.Args[1], r.Count, 0)
 	return func() error {
 		switch s.Op.(type) {
 		case ir.Gather:
@@ -38,8 +38,9 @@ func (e *Executor) rows(s *step, r kernels.Rows) func() error {
 
 // check makes every run look at an operand of indices of a step before it starts: a device that
 // finds a wrong one later could say so only where the host waits for it.
-// Indices that the plan computes are not known then. What they name wrongly is NaN.
-func (e *Executor) check(s *step, indices plan.Ref, count int) {
+// Indices that the plan computes are not known then. What they name wrongly is NaN. Rows of some
+// indices must not descend, unless there are 0 in a row.
+func (e *Executor) check(s *step, indices plan.Ref, count, row int) {
 	b := e.plan.Buffers[indices.Buffer]
 	if b.Kind != plan.Input && b.Kind != plan.Constant || b.Computed() && !e.device.Host() {
 		return
@@ -47,9 +48,9 @@ func (e *Executor) check(s *step, indices plan.Ref, count int) {
 	e.checks = append(e.checks, func() error {
 		var err error
 		if on := e.outsideElements(indices); on.DType() == backend.I32 {
-			err = inRange(backend.View[int32](on), count)
+			err = inRange(backend.View[int32](on), count, row)
 		} else {
-			err = inRange(backend.View[int64](on), count)
+			err = inRange(backend.View[int64](on), count, row)
 		}
 		if err != nil {
 			return fmt.Errorf("vm: %v of %s: %w", s.Op, s.Name, err)
@@ -58,12 +59,16 @@ func (e *Executor) check(s *step, indices plan.Ref, count int) {
 	})
 }
 
-// inRange checks indices of count elements.
-func inRange[T int32 | int64](indices []T, count int) error {
+// inRange checks indices of count elements, in rows that do not descend unless row is 0.
+func inRange[T int32 | int64](indices []T, count, row int) error {
 	for k, i := range indices {
 		if i < 0 || int64(i) >= int64(count) {
 			return fmt.Errorf("%w: index %d is %d, out of range 0 to %d", backend.ErrArgument, k, i,
 				count-1)
+		}
+		if row > 0 && k%row > 0 && i < indices[k-1] {
+			return fmt.Errorf("%w: index %d of row %d is %d, less than %d before it",
+				backend.ErrArgument, k%row, k/row, i, indices[k-1])
 		}
 	}
 	return nil

@@ -248,16 +248,29 @@ var table = []operation{
 		values[3] = d.size()
 		o := nn.AttentionOptions{Scale: 0.25, SoftCap: float64(d.next(2))}
 		last, masked := integers(shape{x[0]}, x[2]), d.next(2) == 0
-		causal, appended := d.next(2) == 0, d.next(2) == 0
+		causal, appended, window := d.next(2) == 0, d.next(2) == 0, d.next(4)
+		starts := d.next(3) == 0 && !masked
 		if masked {
 			last = numbers(shape{x[2], x[2]})
+		} else if starts {
+			last = integers(shape{x[0], x[2]}, 2)
 		}
 		return append(numbers(keys, values), last...), func(_ position, x ...node) (node, error) {
 			o := o
 			if o.KeyLengths = x[3]; masked {
 				o.Mask, o.KeyLengths, o.MaskGradient = x[3], nil, true
 			} else {
-				o.Causal, o.Appended = causal, causal && appended
+				o.Causal, o.Appended = causal, causal && appended && !starts
+			}
+			if o.Causal {
+				o.Window = window
+			}
+			if starts { // which do not descend
+				o.KeyLengths = nil
+				var err error
+				if o.KeyStarts, err = nn.CumSum(1, nn.CumSumOptions{}, x[3]); err != nil {
+					return nil, err
+				}
 			}
 			return nn.Attention(x[0], x[1], x[2], o)
 		}

@@ -36,16 +36,20 @@ type attentionOf struct {
 	ir.Attention
 	q, k, v, mask Array
 	lengths       []Number // nil for none
+	starts        []Number // likewise
 }
 
 func operandsOf(op ir.Op, args []Array) attentionOf {
-	o, mask, lengths := ir.Hiding(op)
+	o, mask, counts := ir.Hiding(op)
 	x := attentionOf{Attention: o, q: args[0], k: args[1], v: args[2]}
 	if mask >= 0 {
 		x.mask = args[mask]
 	}
-	if lengths >= 0 {
-		x.lengths = args[lengths].Data
+	switch {
+	case o.Lengths:
+		x.lengths = args[counts].Data
+	case o.Starts:
+		x.starts = args[counts].Data
 	}
 	return x
 }
@@ -72,6 +76,20 @@ func (x *attentionOf) seen(i int) int {
 		n = min(n, i%queries+1+end-queries)
 	}
 	return max(n, 0)
+}
+
+// sees reports whether query i sees key j, of those that are seen: it is behind the start, and in
+// the window.
+func (x *attentionOf) sees(i, j int) bool {
+	heads, queries, end := x.q.Shape.At(1), x.q.Shape.At(2), x.k.Shape.At(2)
+	if x.starts != nil && float64(j) < x.starts[i/(heads*queries)*queries+i%queries].Value {
+		return false
+	}
+	if x.Appended {
+		end = max(0, min(end, int(x.lengths[i/(heads*queries)].Value)))
+	}
+	own := i%queries + end - queries // the last key of a causal query
+	return x.Window == 0 || j > own-x.Window
 }
 
 // score returns the score of key j for query i, and the derivative of its cap.
@@ -109,6 +127,9 @@ func (a arithmetic) eachWeight(x *attentionOf, f func(query, key int, w, sloped 
 		var scores, slopes []Number
 		var keys []int
 		for j := range x.seen(i) {
+			if !x.sees(i, j) {
+				continue
+			}
 			if s, slope := a.score(x, i, j); !math.IsInf(s.Value, -1) {
 				scores, slopes, keys = append(scores, s), append(slopes, slope), append(keys,
 					x.key(i, j))

@@ -79,7 +79,7 @@ func arity(op Op) int {
 // hiding returns how many operands hide keys.
 func (o Attention) hiding() int {
 	n := 0
-	for _, is := range []bool{o.Mask, o.Lengths} {
+	for _, is := range []bool{o.Mask, o.Lengths || o.Starts} {
 		if is {
 			n++
 		}
@@ -105,8 +105,8 @@ func counts(op Op, i int) bool {
 	case Dropout:
 		return i > 0
 	case Attention, AttentionGrad:
-		_, _, lengths := Hiding(op)
-		return i == lengths
+		_, _, counts := Hiding(op)
+		return i == counts
 	}
 	return false
 }
@@ -273,7 +273,10 @@ func (p *Program) attention(v Value) (Dims, error) {
 	if _, grad := v.Op.(AttentionGrad); grad {
 		result, others = q, []Dims{y, q.Without(3), y}
 	}
-	_, mask, lengths := Hiding(v.Op)
+	o, mask, counts := Hiding(v.Op)
+	if o.Lengths && o.Starts || o.Window < 0 || o.Window > 0 && !o.Causal {
+		return q, fmt.Errorf("lengths and starts, or a window of %d", o.Window)
+	}
 	if mask >= 0 {
 		m := shape(mask)
 		if m.Len() == 4 {
@@ -285,8 +288,12 @@ func (p *Program) attention(v Value) (Dims, error) {
 		}
 		others = append(others, scores)
 	}
-	if lengths >= 0 {
-		others = append(others, Of(q.At(0)))
+	if counts >= 0 {
+		of := Of(q.At(0))
+		if o.Starts {
+			of = Of(q.At(0), q.At(2))
+		}
+		others = append(others, of)
 	}
 	for i, want := range others {
 		if s := shape(3 + i); s != want {

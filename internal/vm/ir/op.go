@@ -120,8 +120,11 @@ type (
 	Attention struct {
 		Causal         bool
 		Appended       bool
+		Window         int
 		Scale, SoftCap float64
-		Mask, Lengths  bool // are operands
+		Mask           bool // is an operand
+		Lengths        bool // likewise
+		Starts         bool // likewise, and not with lengths
 	}
 	// AttentionGrad is the gradient of Attention from q, k, v, y, lse, dy, mask and lengths: dq,
 	// and dk and dv as results 1 and 2.
@@ -384,6 +387,12 @@ func (o Attention) name(name string) string {
 	if o.Appended {
 		name += " appended"
 	}
+	if o.Window > 0 {
+		name += fmt.Sprintf(" window %d", o.Window)
+	}
+	if o.Starts {
+		name += " from starts"
+	}
 	if o.Mask {
 		name += " masked"
 	}
@@ -391,8 +400,8 @@ func (o Attention) name(name string) string {
 }
 
 // Hiding returns the operation, of attention and of its gradient, and which of its operands are the
-// mask and the lengths: -1 for none.
-func Hiding(op Op) (o Attention, mask, lengths int) {
+// mask, and the lengths or the starts: -1 for none.
+func Hiding(op Op) (o Attention, mask, counts int) {
 	at := 3
 	switch op := op.(type) {
 	case Attention:
@@ -400,15 +409,15 @@ func Hiding(op Op) (o Attention, mask, lengths int) {
 	case AttentionGrad:
 		o, at = Attention(op), 6
 	}
-	mask, lengths = -1, -1
+	mask, counts = -1, -1
 	if o.Mask {
 		mask = at
 		at++
 	}
-	if o.Lengths {
-		lengths = at
+	if o.Lengths || o.Starts {
+		counts = at
 	}
-	return o, mask, lengths
+	return o, mask, counts
 }
 
 // String returns the sizes: "3x3 pad 1,1 stride 1,1".

@@ -96,8 +96,8 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 
 // isExact reports whether operand i of attention or its gradient is F32, always, or integers.
 func isExact(op ir.Op, i int) bool {
-	_, _, lengths := ir.Hiding(op)
-	return ir.Exact(op, i) || i == lengths
+	_, _, counts := ir.Hiding(op)
+	return ir.Exact(op, i) || i == counts
 }
 
 // halveResult makes v a result of attention in BF16: the statistics are F32, gradients BF16.
