@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -128,5 +129,26 @@ func TestWhatAnotherMachineTrainsIsComputedAnew(t *testing.T) {
 		require.NoError(t, trains.Pull())
 		copy(w.Data().([]float32), []float32{9, 9, 9, 9})
 		want("after the host has written it", 18)
+	}
+}
+
+// What cannot be computed is an error of each run until it can: nobody has the memory that was for
+// it, which is freed once.
+func TestWhatCannotBeComputedOnceIsAnErrorOfEachRun(t *testing.T) {
+	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		m := &model{g: gorgonia.NewGraph()}
+		ids := gorgonia.NewVector(m.g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("ids"),
+			gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{0, 9}))))
+		table := m.variable("table", tensor.Float32, 2, 2)
+		y := add(m.variable("x", tensor.Float32, 2, 2),
+			require.Value(nn.ByIndices(0, table, ids))(t))
+		machine := machineOn(t, d, m.g, vm.Keep(y), vm.WithFrozen(table, ids))
+		for range 2 {
+			err := machine.RunAll()
+			require.Fails(t, name, err, "index 1 is 9, out of range")
+			require.Check(t, !strings.Contains(err.Error(), "freed"), "%s: %v", name, err)
+		}
+		require.NoError(t, gorgonia.Let(ids, tensor.New(tensor.WithBacking([]int{0, 1}))))
+		run(t, machine)
 	}
 }

@@ -53,11 +53,15 @@ func (s *Copies) Compute(text string, leaves []backend.Buffer) *Once {
 
 // Fill computes the memory unless it is there. Of machines that run at the same time the first one
 // does, and the others wait.
-func (o *Once) Fill(compute func() (backend.Buffer, error)) (err error) {
+func (o *Once) Fill(compute func() (backend.Buffer, error)) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.Memory.Len() == 0 {
-		o.Memory, err = compute()
+	if o.Memory.Len() > 0 {
+		return nil
+	}
+	memory, err := compute()
+	if err == nil { // else it is freed
+		o.Memory = memory
 	}
 	return err
 }

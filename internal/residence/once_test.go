@@ -25,7 +25,7 @@ func TestWhatIsComputedOnceIsShared(t *testing.T) {
 	first := s.Compute("exp", leaves)
 	fails := errors.New("fails")
 	require.Fails(t, "Fill", first.Fill(func() (backend.Buffer, error) {
-		return backend.Buffer{}, fails
+		return backend.Of([]float32{-1}), fails // which is freed
 	}), fails)
 	fill(first)
 	second := s.Compute("exp", leaves)
