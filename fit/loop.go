@@ -37,6 +37,7 @@ type trainer struct {
 	says                             []io.Writer // of Progress
 	logs                             []log
 	trackers                         []tracker
+	shown                            int // trackers that options ask for, on all ranks
 	plateau                          plateau
 	restored                         bool     // RestoreBest
 	missing                          error    // what is wrong with options
@@ -114,7 +115,7 @@ func (t *trainer) prepare() (err error) {
 		text += fmt.Sprintf("the rate of fit.Schedule begins with %v\n", t.rate(0))
 	}
 	text += fmt.Sprintf("the rate on a plateau is %+v, the best epoch is restored: %v, there are "+
-		"%d of TensorBoard, MLflow and a TrainJob\n", t.plateau, t.restored, len(t.trackers))
+		"%d of TensorBoard and MLflow\n", t.plateau, t.restored, t.shown)
 	mapping := t.data.mapping()
 	text += fmt.Sprintf("the samples have columns %q with means %v and classes %q\n",
 		mapping.Columns, mapping.Means, mapping.Classes)
@@ -146,9 +147,10 @@ func (t *trainer) prepare() (err error) {
 	return err
 }
 
-// tryFiles returns an error on all ranks if checkpoints or logs cannot be written.
+// tryFiles returns an error on all ranks if checkpoints, logs or Progress cannot be written.
 func (t *trainer) tryFiles() error {
-	err := autograd.Agree(t.comm, "", errors.Join(t.tryLogs(), t.openTrackers(t.past.Steps+1)))
+	err := autograd.Agree(t.comm, "", errors.Join(t.tryLogs(), t.sayColumns(),
+		t.openTrackers(t.past.Steps+1)))
 	if err == nil && t.dir != "" {
 		err = t.dp.TrySave(t.dir, t.machine.Solver(), t.saveOptions...)
 	}
@@ -292,7 +294,7 @@ func (t *trainer) begin() error {
 	if err := t.name(); err != nil {
 		return err
 	}
-	if err := errors.Join(t.tryFiles(), t.sayColumns()); err != nil {
+	if err := t.tryFiles(); err != nil {
 		return err
 	}
 	return t.dp.Check() // before ranks train models of their own

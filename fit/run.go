@@ -240,7 +240,7 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	for _, o := range options {
 		o(t)
 	}
-	t.trackers = append(t.trackers, ofTrainJob()...)
+	t.shown, t.trackers = len(t.trackers), append(t.trackers, ofTrainJob()...)
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	again := func() { time.AfterFunc(sameSignal, stop) }
 	defer context.AfterFunc(ctx, again)() // so that a second signal ends the program

@@ -133,7 +133,7 @@ func (t *trainer) closeTrackers(why error) {
 // name gives the training a name, which its checkpoints keep and ranks agree on, so that a server
 // knows it again.
 func (t *trainer) name() error {
-	if t.past.Name != "" || len(t.trackers) == 0 {
+	if t.past.Name != "" || t.shown == 0 {
 		return nil
 	}
 	all, err := autograd.Gather(t.comm, t.number)

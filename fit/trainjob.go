@@ -56,7 +56,8 @@ type statusValue struct {
 	Value string `json:"value"`
 }
 
-// ofTrainJob returns the tracker of the TrainJob that this process is of; none if it is of none.
+// ofTrainJob returns the tracker of the TrainJob that this process is of; none if it is of none, or
+// cannot know: what sshd starts has no variables of its pod.
 func ofTrainJob() []tracker {
 	if os.Getenv(trainJobURL) == "" {
 		return nil
@@ -99,7 +100,8 @@ func (j *trainJob) close(string) {
 	j.send()
 }
 
-// send tells the server what it does not know, and reports its first error.
+// send tells the server what it does not know, and reports its first error. What did not arrive is
+// told again.
 func (j *trainJob) send() {
 	j.mu.Lock()
 	step, now := j.step, status{Updated: time.Now().UTC().Truncate(time.Second)}
@@ -118,7 +120,14 @@ func (j *trainJob) send() {
 		left := int(each * float64(max(0, j.all-step)))
 		now.Remaining = &left
 	}
-	if err := j.post(now); err != nil && !j.said {
+	err := j.post(now)
+	if err == nil {
+		return
+	}
+	j.mu.Lock()
+	j.step = max(j.step, step)
+	j.mu.Unlock()
+	if !j.said {
 		j.said = true
 		fmt.Fprintf(os.Stderr, "euryale: fit: the status of the TrainJob: %v: the training goes "+
 			"on without it\n", err)

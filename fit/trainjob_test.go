@@ -3,6 +3,7 @@ package fit_test
 import (
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,7 +13,12 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // TestATrainJobHasTheProgressOfItsTraining: with the token of the pod, in what the server takes;
@@ -56,4 +62,50 @@ func TestATrainJobHasTheProgressOfItsTraining(t *testing.T) {
 			len(of.Metrics) > 1 && of.Metrics[0].Name == "epoch/loss" && of.Metrics[0].Value != "",
 			"it is told at the end: %s", bodies[len(bodies)-1])
 	}
+}
+
+// TestARankWithoutTheVariablesOfATrainJobTrains: mpirun starts ranks by sshd, which has not those
+// of its pod.
+func TestARankWithoutTheVariablesOfATrainJobTrains(t *testing.T) {
+	t.Setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://127.0.0.1:1")
+	var begun sync.Once
+	first := make(chan struct{})
+	says := said(t, func() {
+		require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+			build sync.Locker) error {
+			build.Lock()
+			m := newLinear(2, true, 1)
+			build.Unlock()
+			training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
+				vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
+			if err != nil {
+				return err
+			}
+			samples := points(24)
+			if comm.Rank() == 0 { // it has read its variables when it asks for the length
+				samples = lengthTold{samples, func() {
+					begun.Do(func() {
+						_ = os.Unsetenv("KUBEFLOW_TRAINER_SERVER_URL")
+						close(first)
+					})
+				}}
+			} else {
+				<-first
+			}
+			_, err = fit.Run(t.Context(), training, m.data(samples))
+			return errors.Join(err, training.Close())
+		}))
+	})
+	require.Check(t, strings.Contains(says, "the status of the TrainJob"), "it says %q", says)
+}
+
+// lengthTold is a set that tells when it is asked how long it is.
+type lengthTold struct {
+	fit.Set
+	told func()
+}
+
+func (s lengthTold) Len() int {
+	s.told()
+	return s.Set.Len()
 }
