@@ -93,10 +93,11 @@ func blocksOf[T float, S backend.Element](p *Product, l simd.Level) blocks {
 	same := sizeOf[S]() == size // else it must be widened
 	b := blocks{together: 1, height: simd.TileRows(l), width: simd.PanelWidth[T](l)}
 	few := p.M <= simd.FewRows && (same || l > simd.Go)
+	steps := 1
 	if b.dots = few && p.B.Transposed && !p.A.Transposed && p.K >= b.width; b.dots {
-		b.height = max(p.M, 1)
+		b.height, steps = max(p.M, 1), b.width // whole vectors: the rest is a loop in Go
 	}
-	b.depth = evenly(p.K, stripBytes/size/b.height, 1)
+	b.depth = evenly(p.K, stripBytes/size/b.height, steps)
 	b.rows = evenly(p.M, 480, b.height)
 	b.columns = evenly(p.N, blockBytes/size/max(b.depth, 1), b.width)
 	for b.count(p) < enoughParts && b.work(p) > 2*leastWork {

@@ -199,6 +199,18 @@ func TestMultiplyAllocatesNothing(t *testing.T) {
 	}
 }
 
+// TestDotsAreDividedAfterWholeVectors: what is behind them takes a loop in Go three times as long.
+func TestDotsAreDividedAfterWholeVectors(t *testing.T) {
+	for _, level := range simd.Levels()[1:] {
+		for m := 1; m <= simd.FewRows; m++ {
+			p := Product{M: m, N: 2048, K: 8192, B: Matrix{Transposed: true}}
+			b, width := blocksOf[float32, backend.BFloat16](&p, level), simd.PanelWidth[float32](level)
+			require.Check(t, b.dots && b.depth%width == 0, "%v: %d rows are divided after %d steps",
+				level, m, b.depth)
+		}
+	}
+}
+
 // BenchmarkMultiply multiplies rows by a weight, whose bytes it counts, on one core.
 func BenchmarkMultiply(b *testing.B) {
 	for _, shape := range [][3]int{{1, 2048, 2048}, {4, 2048, 8192}, {16, 2048, 8192},
