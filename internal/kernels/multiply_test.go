@@ -204,7 +204,8 @@ func TestDotsAreDividedAfterWholeVectors(t *testing.T) {
 	for _, level := range simd.Levels()[1:] {
 		for m := 1; m <= simd.FewRows; m++ {
 			p := Product{M: m, N: 2048, K: 8192, B: Matrix{Transposed: true}}
-			b, width := blocksOf[float32, backend.BFloat16](&p, level), simd.PanelWidth[float32](level)
+			b := blocksOf[float32, backend.BFloat16](&p, level)
+			width := simd.PanelWidth[float32](level)
 			require.Check(t, b.dots && b.depth%width == 0, "%v: %d rows are divided after %d steps",
 				level, m, b.depth)
 		}
