@@ -9,8 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Once is memory with what is computed of tensors that its machines do not change. Machines that compute the
-// same of the same tensors share it.
+// Once is memory with what is computed of tensors that its machines do not change. Machines that
+// compute the same of the same tensors share it.
 type Once struct {
 	Memory backend.Buffer // none before Fill
 
