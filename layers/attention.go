@@ -26,8 +26,8 @@ type AttentionOptions struct {
 	Mask *gorgonia.Node
 	// Window is how many keys a query sees at most with Causal: see nn.AttentionOptions.
 	Window int
-	// KeyStarts are integers, [batch, queries], the same on all ranks of both groups: the first keys
-	// that queries see, as [Tokens.Documents] gives them.
+	// KeyStarts are integers, [batch, queries], the same on all ranks of both groups: the first
+	// keys that queries see, as [Tokens.Documents] gives them.
 	KeyStarts *gorgonia.Node
 	// KeyLengths are integers, [batch], the same on all ranks of both groups: positions of a sample
 	// from its length on are padding, which no query sees.

@@ -102,7 +102,7 @@ func TestARunOfSeveralDividesByTheTargetsOfAll(t *testing.T) {
 		})
 }
 
-// TestDocumentsBeginWhereTheirFirstPositionIs: along either axis, on ranks that divide positions,
+// TestDocumentsBeginWhereTheirFirstPositionIs: along either axis, on ranks that shard positions,
 // and with the numbers of the run.
 func TestDocumentsBeginWhereTheirFirstPositionIs(t *testing.T) {
 	for axis, kind := range []testenv.Kind{testenv.Hosts, testenv.Devices} {

@@ -40,12 +40,19 @@ func (a *attentionBench) ok(err error) {
 	}
 }
 
-// alloc returns n normally distributed numbers: a million of them, and again.
-func (a *attentionBench) alloc(d backend.DType, n int) backend.Buffer {
+// room returns memory for n elements.
+func (a *attentionBench) room(d backend.DType, n int) backend.Buffer {
 	a.b.Helper()
 	on, err := a.device.Alloc(n * d.Size())
 	a.ok(err)
 	a.free = append(a.free, on)
+	return on.As(d)
+}
+
+// alloc returns n normally distributed numbers: a million of them, and again.
+func (a *attentionBench) alloc(d backend.DType, n int) backend.Buffer {
+	a.b.Helper()
+	on := a.room(d, n)
 	rnd := rand.New(rand.NewPCG(uint64(len(a.free)), 1))
 	numbers := make([]float32, min(n, 1<<20))
 	for i := range numbers {
@@ -55,9 +62,9 @@ func (a *attentionBench) alloc(d backend.DType, n int) backend.Buffer {
 	a.ok(kernels.Host{}.Cast(host, backend.Of(numbers)))
 	for at := 0; at < n; at += len(numbers) {
 		size := min(len(numbers), n-at)
-		a.ok(a.queue.Move(on.As(d).Slice(at, at+size), host.Slice(0, size)))
+		a.ok(a.queue.Move(on.Slice(at, at+size), host.Slice(0, size)))
 	}
-	return on.As(d)
+	return on
 }
 
 // measure reports how many operations of the given number a call does in a second.
@@ -94,14 +101,14 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	products, err := a.queue.NewProducts()
 	a.ok(err)
 	defer func() { a.ok(products.Close()) }()
-	// Windows and documents are of a part of the positions. Operations are those of all pairs of a
-	// query and a key that it sees.
+	// Windows and documents are of a part of the positions. Operations count for each query and each
+	// key that it sees.
 	part, pair := n/4, 4*float64(batch*heads*size)
 	starts := make([]int64, batch*n)
 	for i := range starts {
 		starts[i] = int64(i % n / part * part)
 	}
-	of := a.alloc(backend.I64, len(starts))
+	of := a.room(backend.I64, len(starts))
 	a.ok(a.queue.Move(of, backend.Of(starts)))
 	for _, kind := range []struct {
 		name   string

@@ -62,8 +62,8 @@ func (q *Queue) PrepareAttention() error {
 	return q.makeRoom()
 }
 
-// Attention computes what [gpukernels.Kernels.Attention] does: for few queries by kernels for these,
-// where they are faster, once there is room for them.
+// Attention computes what [gpukernels.Kernels.Attention] does: for few queries by kernels for
+// these, where they are faster, once there is room for them.
 func (a *arithmetic) Attention(x kernels.Attention) error {
 	if a.queue.room.Len() > 0 && gpukernels.FitsFewQueries(x) && gpukernels.PrefersFewQueries(x) {
 		return a.FewQueries(x, a.queue.room)

@@ -15,8 +15,8 @@ import (
 //
 // with cap(x) = SoftCap * tanh(x / SoftCap) if SoftCap is more than 0, and x if it is 0.
 //
-// Operands and results except Mask, Lengths and Starts have one dtype: f32, f64 or bf16. Attention of f32
-// or bf16 is computed in f32. The exponentials are rounded to the dtype of v before they are
+// Operands and results except Mask, Lengths and Starts have one dtype: f32, f64 or bf16. Attention
+// of f32 or bf16 is computed in f32. The exponentials are rounded to the dtype of v before they are
 // multiplied with it. Each implementation adds in its own order, the same in every run.
 type Attention struct {
 	Batch, Heads  int // heads of Q and Y

@@ -158,8 +158,8 @@ var shapes = []Attention{
 }
 
 // hiding are shapes with what models ask for besides: groups of heads, values of another width,
-// scores with a cap, masks, windows, lengths and starts. In the fourth one a query's keys are all masked, and in the
-// fifth one an entry of the batch has no keys.
+// scores with a cap, masks, windows, lengths and starts. In the fourth one a query's keys are all
+// masked, and in the fifth one an entry of the batch has no keys.
 var hiding = []struct {
 	Attention
 	masked  bool

@@ -109,7 +109,7 @@ var examples = map[string]struct {
 	"resnet": {300, 11, "--images 16 --batch 8 --filters 2 --epochs 1 --curve curve.svg",
 		"epoch 1/1: loss="},
 	"charlstm": {300, 11, "--data main.go --hidden 8 --epochs 1", "epoch 1/1: loss="},
-	"finetune": {550, 23, "CHECKOUT/models/testdata/llama3 --data CHECKOUT/README.md --out out " +
+	"finetune": {560, 23, "CHECKOUT/models/testdata/llama3 --data CHECKOUT/README.md --out out " +
 		"--context 16 --steps 2", "step 2/2: loss="},
 	"generate": {300, 11, "CHECKOUT/models/testdata/llama3 --prompt lazy --max 9", " ox  do  do"},
 }

@@ -93,8 +93,8 @@ func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, erro
 		x...)
 }
 
-// attentionSpec is [Attention] of q, k and v, and of a mask and of lengths or starts if it has them,
-// with a scale that is not 0.
+// attentionSpec is [Attention] of q, k and v, and of a mask and of lengths or starts if it has
+// them, with a scale that is not 0.
 type attentionSpec struct {
 	program.Attention
 	MaskGradient bool
@@ -240,7 +240,8 @@ func (s attentionSpec) poisoned(b *program.Builder, x []program.Value, y program
 		program.With(b, fuse.LessEqual, counts, float64(b.Of(x[1]).Shape[2])))
 	right := program.With(b, fuse.Equal, program.Sum(b, inside, 1), float64(n))
 	if n > 1 {
-		ascend := b.Do(fuse.GreaterEqual, b.Slice(counts, 1, 1, 1, n-1), b.Slice(counts, 1, 0, 1, n-1))
+		ascend := b.Do(fuse.GreaterEqual, b.Slice(counts, 1, 1, 1, n-1),
+			b.Slice(counts, 1, 0, 1, n-1))
 		right = b.Do(fuse.Mul, right,
 			program.With(b, fuse.Equal, program.Sum(b, ascend, 1), float64(n-1)))
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// attended is attention of q, k and v, and of a mask of floats, lengths and starts if there are any.
+// attended is attention of q, k and v, and of a mask of floats, lengths and starts if there are
+// any.
 func attended(o AttentionOptions) builder {
 	return func(x gorgonia.Nodes) (*gorgonia.Node, error) {
 		o := o

@@ -43,8 +43,8 @@ template <class T> struct Mask {
 };
 
 // `group` heads of queries share a head of keys and values, `size` are the elements of a query or a
-// key, and `width` those of a value. Kernels that are not `Limited` have neither caps nor masks, and
-// gradients among them are not `Appended`: that code would take their registers.
+// key, and `width` those of a value. Kernels that are not `Limited` have neither caps nor masks,
+// and gradients among them are not `Appended`: that code would take their registers.
 template <class T, bool Limited, bool Appended = Limited> struct Heads {
 	u64 count, per_batch, queries, keys, size;
 	u64 causal; // 0 is not, and 2 counts from the length of an entry
@@ -519,8 +519,8 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 	u64 group, u64 width, f64 cap, const T *mask, u64 mask_batch, u64 mask_head, u64 mask_row, \
 	u64 mask_key, u64 window, const i64 *lengths, const i64 *starts
 #define THESE_HEADS(...) Heads<__VA_ARGS__> { batch * heads, heads, queries, keys, size, causal, \
-	scale, group, width, cap, { mask, mask_batch, mask_head, mask_row, mask_key }, window, lengths, \
-	starts }
+	scale, group, width, cap, { mask, mask_batch, mask_head, mask_row, mask_key }, window, \
+	lengths, starts }
 
 #define ATTENTION(Size, S, T, Limited, Blocks, GradientBlocks, forward, backward_q, backward_kv) \
 	SHARING_KERNEL(attention_##Size##_##S, 128, Blocks, OPERAND(S, y), T *lse, \

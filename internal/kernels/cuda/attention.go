@@ -31,8 +31,8 @@ var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, back
 const attentionThreads = 128
 
 // Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute
-// capability 8.0 on, unless it has a soft cap or a mask, or is a gradient of appended queries. Scores are not kept: it needs no memory
-// besides the results.
+// capability 8.0 on, unless it has a soft cap or a mask, or is a gradient of appended queries.
+// Scores are not kept: it needs no memory besides the results.
 //
 // Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements,
 // and for lengths and starts of I32.
@@ -51,7 +51,8 @@ func (k Kernels) Attention(a kernels.Attention) error {
 }
 
 // fewKeys is how many keys all warps of a block of attention_few.cu have in a step, by the size of
-// a head. fewParts is how many blocks can share keys, and bestParts with how many calls are fastest.
+// a head. fewParts is how many blocks can share keys, and bestParts with how many calls are
+// fastest.
 var fewKeys = map[int]int{64: 4 * 32, 128: 4 * 16}
 
 const fewParts, bestParts = 32, 16

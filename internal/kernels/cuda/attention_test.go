@@ -214,14 +214,12 @@ func someHeads(m machine, part int) []heads {
 		true, false, 0, hiding{}}, heads{1, 1, 40, 33, 200, false, true, 0, hiding{}}, heads{1, 1,
 		40, 33, 1, false, true, 0, hiding{}}, heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
 	// few queries of many keys
-	for _, x := range []heads{{2, 8, 1, 300, 128, false, false, 0, hiding{group: 4,
+	all = append(all, []heads{{2, 8, 1, 300, 128, false, false, 0, hiding{group: 4,
 		lengths: []int64{300, 33}}}, {1, 16, 1, 900, 64, false, true, 0, hiding{group: 16}}, {2, 4,
 		3, 130, 40, true, true, 0, hiding{group: 4, values: 24}}, {2, 2, 5, 70, 72, true, false, 0,
 		hiding{values: 128, lengths: []int64{0, 70}}}, {2, 4, 1, 500, 64, true, true, 0,
 		hiding{group: 2, lengths: []int64{480, 70}, appended: true, window: 200}}, {2, 4, 4, 600,
-		128, true, false, 0, hiding{group: 4, documents: 3, window: 333}}} {
-		all = append(all, x)
-	}
+		128, true, false, 0, hiding{group: 4, documents: 3, window: 333}}}...)
 	for i, x := range []hiding{
 		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
 		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
@@ -263,7 +261,8 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	}
 	p := kernels.Attention{Batch: h.batch, Heads: h.heads, Queries: h.queries, Keys: h.keys,
 		Size: h.size, Group: h.group, ValueSize: h.values, SoftCap: h.cap, Causal: h.causal,
-		Appended: h.causal && h.appended, Window: h.bound(), Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
+		Appended: h.causal && h.appended, Window: h.bound(),
+		Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
 	shared, width := h.heads/p.Group, p.ValueSize
 	n := h.batch * h.heads * h.queries
 	lse, sums := b.alloc(statistics, n, 0), b.alloc(statistics, n, h.offset)
