@@ -115,12 +115,12 @@ func TestDocumentsBeginWhereTheirFirstPositionIs(t *testing.T) {
 					shape = []int{2, 3}
 				}
 				positions := b.Tokens("positions", axis, shape...)
-				same := positions.Documents() == positions.Documents()
-				starts, err := nn.Cast(tensor.Float64, positions.Documents())
+				first, again := positions.Documents(), positions.Documents()
+				starts, err := nn.Cast(tensor.Float64, first)
 				m, wrong := vm.New(b.Graph(), d, vm.Keep(starts))
 				build.Unlock()
 				testranks.NoError(errors.Join(b.Err(), err, wrong))
-				require.Check(t, same, "there are two nodes of the same documents")
+				require.Check(t, first == again, "there are two nodes of the same documents")
 				for _, run := range []struct{ ids, want [2][3]int }{
 					{[2][3]int{{0, 1, 2}, {0, 1, 0}}, [2][3]int{{0, 0, 0}, {0, 0, 2}}},
 					{[2][3]int{{0, 0, 1}, {5, 0, 0}}, [2][3]int{{0, 1, 1}, {0, 1, 2}}},
