@@ -80,7 +80,7 @@ func TestNothingIsLoadedInARunOnGPU(t *testing.T) {
 	t.Setenv("EURYALE_CUBLAS", "off")
 	t.Setenv("EURYALE_CUDNN", "off")
 	d := gpu(t).(*cuda.Device)
-	want := append(d.Families(), "convolve", "gemm", "images")
+	want := append(d.Families(), "convolve", "fewrows", "gemm", "images")
 	slices.Sort(want)
 	m := convnet(t, tensor.Float32)
 	machine := machineOn(t, d, m.g)

@@ -107,7 +107,7 @@ func TestARankThatIsToldToEndIsStartedAgain(t *testing.T) {
 				strings.Contains(j.Errs.String(), "digits: fit: stopped by a signal ("),
 				"it says\n%s%s", said, &j.Errs)
 			said = exampletest.Train(t, 2, "-epochs 1"+checkpoint)
-			require.Check(t, !strings.Contains(said, "epoch "),
+			require.Check(t, !strings.Contains(said, "] epoch "),
 				"it does not go on behind the epochs of before:\n%s", said)
 		})
 	}
