@@ -351,7 +351,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
 		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},
 		{"bad exchange", "EURYALE_HIERARCHY=always,exchange=f32", "exchange=bf16 or exchange=f16"},
-		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh push copy-engines], " +
+		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot push mesh copy-engines], " +
 			"auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
