@@ -101,8 +101,8 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	products, err := a.queue.NewProducts()
 	a.ok(err)
 	defer func() { a.ok(products.Close()) }()
-	// Windows and documents are of a part of the positions. Operations count for each query and each
-	// key that it sees.
+	// Windows and documents are of a part of the positions. Operations count for each query and
+	// each key that it sees.
 	part, pair := n/4, 4*float64(batch*heads*size)
 	starts := make([]int64, batch*n)
 	for i := range starts {
