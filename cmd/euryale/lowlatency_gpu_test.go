@@ -118,7 +118,7 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 					return nil
 				}
 				spread, ok := backend.As[*gpu.Communicator](h.Between())
-				if !ok || spread.Usage().OneShot != 3 || h.Stats().Calls != 3 {
+				if !ok || spread.Usage().Push != 3 || h.Stats().Calls != 3 {
 					return fmt.Errorf("%+v, %+v", spread.Usage(), h.Stats())
 				}
 				return nil
@@ -206,14 +206,15 @@ func TestTuneMeasuresWhatExplainKnowsOnGPU(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if len(r.Samples) != 1 || r.Samples[0].NCCL <= 0 || r.Samples[0].OneShot <= 0 ||
-			r.Ranks != 2 || r.Model == "" || !strings.Contains(r.Source, "NCCL") {
+		if len(r.Samples) != 1 || r.Samples[0].NCCL <= 0 ||
+			r.Samples[0].OneShot <= 0 && r.Samples[0].Push <= 0 || r.Ranks != 2 ||
+			r.Model == "" || !strings.Contains(r.Source, "NCCL") {
 			t.Errorf("%+v", r)
 		}
 		t.Log(r)
 	}
-	if rows != 7 {
-		t.Errorf("%d rows, want those of 3 types of 2 collectives, and one of the third", rows)
+	if rows != 8 {
+		t.Errorf("%d rows, want those of 3 types of 2 collectives, and one of 2 others", rows)
 	}
 	text, err := command(t, "explain", "allreduce", "4K", "--dtype=bf16").CombinedOutput()
 	if err != nil || !strings.Contains(string(text), "measured (euryale bench --tune, ") {

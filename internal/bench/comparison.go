@@ -54,11 +54,7 @@ func clockOf(d backend.Device) (clock Clock, free func() error, err error) {
 		return &hostClock{}, func() error { return nil }, nil
 	}
 	c := &queueClock{queue: q}
-	c.from, err = q.NewTimedEvent()
-	if errors.Is(err, backend.ErrUnsupported) {
-		return &hostClock{}, func() error { return nil }, nil
-	}
-	if err != nil {
+	if c.from, err = q.NewTimedEvent(); err != nil {
 		return nil, nil, err
 	}
 	if c.to, err = q.NewTimedEvent(); err != nil {

@@ -2,6 +2,7 @@ package fakedevice
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -134,18 +135,40 @@ func (q *queue) Wait(e backend.Event) error {
 	return nil
 }
 
-// NewTimedEvent implements [backend.TimedQueue]. The default queue has no times.
-func (q *queue) NewTimedEvent() (backend.TimedEvent, error) {
-	timed, ok := q.Queue.(backend.TimedQueue)
-	if !ok {
-		return nil, fmt.Errorf("fakedevice: %w: times of the default queue", backend.ErrUnsupported)
-	}
-	return timed.NewTimedEvent()
+// NewTimedEvent implements [backend.TimedQueue].
+func (q *queue) NewTimedEvent() (e backend.TimedEvent, err error) {
+	err = q.device.timed(q.Queue, func(on backend.TimedQueue) error {
+		e, err = on.NewTimedEvent()
+		return err
+	})
+	return e, err
 }
 
 // RecordTimed implements [backend.TimedQueue].
 func (q *queue) RecordTimed(e backend.TimedEvent) error {
-	return q.start(func(on backend.Queue) error { return on.(backend.TimedQueue).RecordTimed(e) })
+	return q.start(func(on backend.Queue) error {
+		return q.device.timed(on, func(on backend.TimedQueue) error { return on.RecordTimed(e) })
+	})
+}
+
+// timed runs f with a queue that has times: the host's default one runs all on its caller, and has
+// none, so another takes its place until f's work has happened.
+func (d *Device) timed(on backend.Queue, f func(backend.TimedQueue) error) error {
+	if q, ok := on.(backend.TimedQueue); ok {
+		return f(q)
+	}
+	other, err := d.host.NewQueue()
+	if err != nil {
+		return err
+	}
+	err = f(other.(backend.TimedQueue))
+	if err == nil {
+		var done backend.Event
+		if done, err = other.Record(); err == nil {
+			err = done.Join(context.Background())
+		}
+	}
+	return errors.Join(err, other.Close())
 }
 
 // start starts work on the queue, or records it.
