@@ -506,18 +506,31 @@ func talk(t *testing.T, orders io.Writer, told io.Reader) (*gob.Encoder, *gob.De
 	return gob.NewEncoder(orders), gob.NewDecoder(lines)
 }
 
-// serving starts Serve with a rank that runs a script, and returns what this prints first.
-func serving(t *testing.T, script string, grace time.Duration) (n news, orders io.WriteCloser,
-	told io.Reader, served chan error) {
+// slowReader lets who writes wait a while for each read.
+type slowReader struct{ io.Reader }
+
+func (r slowReader) Read(b []byte) (int, error) {
+	time.Sleep(20 * time.Millisecond)
+	return r.Reader.Read(b)
+}
+
+// serving starts Serve with a rank that runs a script, and returns what this prints first. What is
+// told ends with Serve, as with the process that it is in.
+func serving(t *testing.T, script string, grace time.Duration, signals <-chan os.Signal) (n news,
+	orders io.WriteCloser, told *gob.Decoder, served chan error) {
 	t.Helper()
 	in, orders := io.Pipe()
-	told, out := io.Pipe()
+	from, out := io.Pipe()
 	served = make(chan error, 1)
-	go func() { served <- Serve(context.Background(), in, out, nil, nil) }()
-	e, d := talk(t, orders, told)
+	go func() {
+		err := Serve(context.Background(), in, out, nil, signals)
+		out.Close()
+		served <- err
+	}()
+	e, told := talk(t, orders, slowReader{from})
 	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script},
 		Dir: t.TempDir(), Grace: grace}}), e.Encode(order{Start: &member{}}))
-	return printed(t, err, d), orders, told, served
+	return printed(t, err, told), orders, told, served
 }
 
 // printed returns the news of what a rank prints first, unless there was an error before.
@@ -531,8 +544,11 @@ func printed(t *testing.T, err error, d *gob.Decoder) (n news) {
 }
 
 func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
-	n, orders, told, served := serving(t, "echo $$; sleep 100", time.Second)
-	go io.Copy(io.Discard, told)
+	n, orders, told, served := serving(t, "echo $$; sleep 100", time.Second, nil)
+	go func() {
+		for told.Decode(&news{}) == nil {
+		}
+	}()
 	orders.Close()
 	select {
 	case err := <-served:
@@ -544,6 +560,18 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	_, err := fmt.Sscan(string(n.Out), &pid)
 	require.Check(t, err == nil && syscall.Kill(pid, 0) == syscall.ESRCH, "%q goes on, %v", n.Out,
 		err)
+}
+
+func TestAHostThatIsToldToEndSaysHowItsRanksEndedBeforeItEnds(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	_, _, told, served := serving(t, "echo; exec sleep 100", time.Minute, signals)
+	signals <- syscall.SIGTERM
+	var n news
+	for n.End == nil {
+		require.NoError(t, told.Decode(&n))
+	}
+	require.Equal(t, "the signal", n.End.Status.Signal(), syscall.SIGTERM)
+	require.Check(t, errors.As(<-served, new(*Interrupted)), "it was not interrupted")
 }
 
 // TestHostStartsNothingOnceRanksAreToldToEnd: what was ordered before may still wait to be obeyed.
@@ -575,7 +603,7 @@ func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
 	// It prints while it ends: more than a pipe holds.
 	_, orders, _, served := serving(t, `trap "head -c 200000 /dev/zero && touch `+printed+
 		`; exit" TERM
-		echo up; while :; do sleep 0.01; done`, time.Minute)
+		echo up; while :; do sleep 0.01; done`, time.Minute, nil)
 	orders.Close()
 	select {
 	case err := <-served:

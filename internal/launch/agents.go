@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -116,7 +117,12 @@ func (j Job) serveAgent(ctx context.Context, at string, e rendezvous.Env,
 		return err
 	}
 	defer conn.Close()
-	return serve(ctx, conn, conn, nil, signals, exit.Unfinished)
+	err = serve(ctx, conn, conn, nil, signals, exit.Unfinished)
+	// To close a connection from which orders were not read would take back what was told last.
+	if halved := (halved{conn}); halved.Close() == nil {
+		within(silence, func() { _, _ = io.Copy(io.Discard, conn) })
+	}
+	return err
 }
 
 // serve takes the connection of an agent.

@@ -72,6 +72,7 @@ func serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 			return errors.New("the first order must be a task")
 		}
 		if err := s.run(ctx, *o.Task, advise); errors.As(err, new(*Interrupted)) {
+			s.tell(news{}) // what was told before is sent once this is taken
 			return err
 		} else if err != nil {
 			s.tell(news{Failed: err.Error()})
