@@ -150,7 +150,7 @@ type replacing struct {
 }
 
 // divide divides the tensors among files of at most so many bytes, as transformers does: one that
-// is larger has a file of its own. They are in the order of their names, by number where these have
+// is larger is alone in its file. They are in the order of their names, by number where these have
 // one, so that a layer follows the one before.
 func (r *replacing) divide(most int64) {
 	digits := regexp.MustCompile(`\d+`)

@@ -257,7 +257,7 @@ func (c *inReplay) times(begin backend.TimedEvent) (at [2]time.Duration, blocked
 }
 
 // between returns when something began that took so long, and which the host knows to have happened
-// between two points of its own clock. The clocks drift apart, so that the device's follows.
+// between two points of the host's clock. The clocks drift apart, so that the device's follows.
 func (c *clock) between(since, took, after, before time.Duration) time.Duration {
 	from := c.at + since
 	switch {

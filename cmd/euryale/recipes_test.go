@@ -41,18 +41,24 @@ func kitchen(t *testing.T, dir, euryale, program, flags string) (path string) {
 	return "PATH=" + bin + ":" + os.Getenv("PATH")
 }
 
-// TestTheRecipeOfSlurm: by Slurm's daemons, on two nodes. A rank is killed; the job reaches its
-// time limit, is requeued, and resumes; a node is told to end, and lost.
-func TestTheRecipeOfSlurm(t *testing.T) {
+// slurmKitchen are two nodes of Slurm with what the recipe uses, the program digits, and the hash
+// of a training there.
+func slurmKitchen(t *testing.T) (s slurm, program, want string) {
+	t.Helper()
 	if !full() {
 		t.Skip("set EURYALE_FULL=1")
 	}
-	s := newSlurm(t, 2)
-	program := built(t, digits)
 	const epochs = "-epochs=100"
-	want := elasticHash(t, program, epochs)
+	s, program = newSlurm(t, 2), built(t, digits)
 	s.env = append(s.env, kitchen(t, s.dir, command(t).Path, program, epochs), actAsEuryale+"=1",
 		"EURYALE_TIMEOUT=20")
+	return s, program, elasticHash(t, program, epochs)
+}
+
+// TestTheRecipeOfSlurm: by Slurm's daemons, on two nodes. A rank is killed; the job reaches its
+// time limit, is requeued, and resumes; a node is told to end, and lost.
+func TestTheRecipeOfSlurm(t *testing.T) {
+	s, _, want := slurmKitchen(t)
 	script := recipe(t, "Slurm")
 	ends := func(s slurm, out string, says ...string) {
 		t := s.T
@@ -103,15 +109,7 @@ func TestSlurmStartsRanks(t *testing.T) {
 // TestSlurmJobsOfOtherKinds: an array, of which each job has a node; a heterogeneous job, of which
 // one step has all components; and one that is queued again while a node is drained.
 func TestSlurmJobsOfOtherKinds(t *testing.T) {
-	if !full() {
-		t.Skip("set EURYALE_FULL=1")
-	}
-	s := newSlurm(t, 2)
-	program := built(t, digits)
-	const epochs = "-epochs=100"
-	want := elasticHash(t, program, epochs)
-	s.env = append(s.env, kitchen(t, s.dir, command(t).Path, program, epochs), actAsEuryale+"=1",
-		"EURYALE_TIMEOUT=20")
+	s, program, want := slurmKitchen(t)
 	script := recipe(t, "Slurm")
 	ends := func(s slurm, out string) {
 		got := hash.FindString(s.says(out, hash.String()))

@@ -40,17 +40,17 @@ func (l launcher) Launch(c gpukernels.Launch) error {
 // ampere is the compute capability from which on tensor cores multiply bf16.
 const ampere = 80
 
-// makeRoom gives the queue the room that kernels for few rows and few queries need, where the
-// device has them.
-func (q *Queue) makeRoom() error {
-	if q.device.arch < ampere || q.room.Len() > 0 {
+// allocWorkspace gives the queue the workspace that kernels for few rows and few queries need, where
+// the device has them.
+func (q *Queue) allocWorkspace() error {
+	if q.device.arch < ampere || q.workspace.Len() > 0 {
 		return nil
 	}
-	room, err := q.Alloc(gpukernels.FewRowsRoom)
+	workspace, err := q.Alloc(gpukernels.FewRowsWorkspace)
 	if err == nil {
-		err = q.Zero(room)
+		err = q.Zero(workspace)
 	}
-	q.room = room
+	q.workspace = workspace
 	return err
 }
 
@@ -59,14 +59,15 @@ func (q *Queue) PrepareAttention() error {
 	if err := q.device.Prepare(gpukernels.AttentionFamilies()...); err != nil {
 		return err
 	}
-	return q.makeRoom()
+	return q.allocWorkspace()
 }
 
 // Attention computes what [gpukernels.Kernels.Attention] does: for few queries by kernels for
 // these, where they are faster, once there is room for them.
 func (a *arithmetic) Attention(x kernels.Attention) error {
-	if a.queue.room.Len() > 0 && gpukernels.FitsFewQueries(x) && gpukernels.PrefersFewQueries(x) {
-		return a.FewQueries(x, a.queue.room)
+	if a.queue.workspace.Len() > 0 && gpukernels.FitsFewQueries(x) &&
+		gpukernels.PrefersFewQueries(x) {
+		return a.FewQueries(x, a.queue.workspace)
 	}
 	return a.Kernels.Attention(x)
 }

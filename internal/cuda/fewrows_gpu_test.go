@@ -20,12 +20,12 @@ import (
 // decoding is a device with memory that is larger than its second-level cache, of random numbers.
 type decoding struct {
 	*testing.B
-	queue    *Queue
-	products *Products
-	memory   backend.Buffer // of bf16
-	x, y     backend.Buffer
-	room     backend.Buffer
-	timer    *Timer
+	queue     *Queue
+	products  *Products
+	memory    backend.Buffer // of bf16
+	x, y      backend.Buffer
+	workspace backend.Buffer
+	timer     *Timer
 }
 
 func openDecoding(b *testing.B, nbytes int) *decoding {
@@ -34,7 +34,7 @@ func openDecoding(b *testing.B, nbytes int) *decoding {
 	s := &decoding{B: b, queue: q, products: p}
 	s.memory = allocate(b, d, nbytes).As(backend.BF16)
 	s.x, s.y = allocate(b, d, 16<<20).As(backend.BF16), allocate(b, d, 16<<20)
-	s.room = allocate(b, d, gpukernels.FewRowsRoom)
+	s.workspace = allocate(b, d, gpukernels.FewRowsWorkspace)
 	part := min(nbytes/2, 8<<20)
 	numbers, r := make([]float32, part), rand.New(rand.NewPCG(1, 2))
 	for i := range numbers {
@@ -48,7 +48,7 @@ func openDecoding(b *testing.B, nbytes int) *decoding {
 	}
 	n := min(s.x.Len(), s.memory.Len())
 	ok(b, q.Copy(s.x.Slice(0, n), s.memory.Slice(0, n)))
-	ok(b, q.Zero(s.room))
+	ok(b, q.Zero(s.workspace))
 	s.timer = must[*Timer](b)(q.NewTimer())
 	return s
 }
@@ -159,7 +159,7 @@ func BenchmarkFewRowsOnGPU(b *testing.B) {
 					best, name := 0.0, ""
 					for _, w := range fewRowsWays[transposed] {
 						took := by(func(p kernels.Product) error {
-							return s.queue.arithmetic.FewRowsAs(p, s.room, w.columns, w.blocks,
+							return s.queue.arithmetic.FewRowsAs(p, s.workspace, w.columns, w.blocks,
 								w.early)
 						})
 						fmt.Printf(" %9.2f", took)
@@ -229,7 +229,7 @@ func BenchmarkFewQueriesOnGPU(b *testing.B) {
 		best := 0.0
 		for _, n := range parts {
 			took := by(func(a kernels.Attention) error {
-				return s.queue.arithmetic.FewQueriesIn(a, s.room, n)
+				return s.queue.arithmetic.FewQueriesIn(a, s.workspace, n)
 			})
 			fmt.Printf(" %9.2f", took)
 			if best == 0 || took < best {

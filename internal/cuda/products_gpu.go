@@ -139,9 +139,9 @@ func (p *Products) Multiply(x kernels.Product) error {
 	if err := p.queue.usable(); err != nil {
 		return err
 	}
-	if p.queue.room.Len() > 0 && gpukernels.FitsFewRows(&x) &&
+	if p.queue.workspace.Len() > 0 && gpukernels.FitsFewRows(&x) &&
 		(p.blas == nil || gpukernels.PrefersFewRows(&x)) {
-		return p.queue.arithmetic.FewRows(x, p.queue.room)
+		return p.queue.arithmetic.FewRows(x, p.queue.workspace)
 	}
 	if p.blas == nil || x.K == 0 || !fitsBLAS(x) {
 		return p.queue.arithmetic.Multiply(x)
@@ -184,7 +184,7 @@ func (p *Products) Prepare() error {
 	if err := p.queue.device.Prepare(families...); err != nil {
 		return err
 	}
-	return p.queue.makeRoom()
+	return p.queue.allocWorkspace()
 }
 
 // fitsBLAS reports whether all sizes are within the 31 bits that cuBLAS takes.

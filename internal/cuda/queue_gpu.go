@@ -24,7 +24,7 @@ type Queue struct {
 	stream   cu.Stream
 	launcher *gpukernels.Stream
 	*arithmetic
-	room backend.Buffer // of kernels for few rows, once they are ready: see gpukernels.FewRowsRoom
+	workspace backend.Buffer // of kernels for few rows, once these are ready
 
 	closed    atomic.Bool
 	recording atomic.Pointer[recording] // nil if what is started runs
@@ -240,8 +240,8 @@ func (q *Queue) usable() error {
 // close waits and frees. If the context is broken, there is nothing to wait for.
 func (q *Queue) close() error {
 	errs := []error{q.drain()}
-	if q.room.Len() > 0 {
-		errs = append(errs, q.Free(q.room))
+	if q.workspace.Len() > 0 {
+		errs = append(errs, q.Free(q.workspace))
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -26,7 +26,7 @@ import (
 // ignore SIGTERM, hang, or are held by the kernel. Hosts of an elastic job leave the list of hosts,
 // and return to it. The user sends signals.
 const (
-	// mostReturns bounds the hosts that return: each has links of its own.
+	// mostReturns bounds the hosts that return: each has new links.
 	mostReturns = 4
 	simPatience = 10 * time.Second
 	simGrace    = time.Second
@@ -252,7 +252,7 @@ func (s *simulation) launcher(h int) *simLauncher {
 	return l
 }
 
-// where names a host of a launcher, or that of its own.
+// where names a host of a launcher, or the one it runs on.
 func (l *simLauncher) where(number int) string {
 	switch name := l.s.hosts[number].Name; {
 	case l.host > 0:

@@ -80,15 +80,15 @@ func PrefersFewQueries(a kernels.Attention) bool {
 		a.Group > 1 && max(a.Size, a.ValueSize) > 64)
 }
 
-// FewQueries is Attention where it fits, with the room of FewRows.
+// FewQueries is Attention where it fits, with the workspace of FewRows.
 //
 // Errors: as those of Attention.
-func (k Kernels) FewQueries(a kernels.Attention, room backend.Buffer) error {
-	return k.FewQueriesIn(a, room, bestParts)
+func (k Kernels) FewQueries(a kernels.Attention, workspace backend.Buffer) error {
+	return k.FewQueriesIn(a, workspace, bestParts)
 }
 
 // FewQueriesIn is FewQueries with keys in so many parts at most.
-func (k Kernels) FewQueriesIn(a kernels.Attention, room backend.Buffer, parts int) error {
+func (k Kernels) FewQueriesIn(a kernels.Attention, workspace backend.Buffer, parts int) error {
 	wrong := check.Attention(a)
 	a = a.Filled()
 	shared := a.Batch * a.Heads / a.Group
@@ -106,7 +106,7 @@ func (k Kernels) FewQueriesIn(a kernels.Attention, room backend.Buffer, parts in
 	c.pass(word(a.LSE))
 	c.rowsOf(a.Q, a.K, a.V)
 	c.heads(&a)
-	c.pass(word(room)+4*fewRowsBlocks, word(room))
+	c.pass(word(workspace)+4*fewRowsBlocks, word(workspace))
 	return k.launcher.Launch(c)
 }
 

@@ -119,7 +119,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 
 	// the queries that rows group() and group() + 8 are of
 	u32 own[2] = {F::group(), F::group() + 8};
-	u32 visible[2], hidden[2]; // keys, of each: those before one, but for those before another
+	u32 hidden[2], visible[2]; // each sees the keys from one up to the other
 	u32 left[Size / 16][4];
 #pragma unroll
 	for (u32 r = 0; r < 2; r++) {
@@ -248,10 +248,10 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 }
 
 #define ATTEND_FEW(Size) attend_few<Size>
-#define ROOM , partial, tickets
+#define WORKSPACE , partial, tickets
 #else
 #define ATTEND_FEW(Size) attention_plain<f32, Size, 4>
-#define ROOM
+#define WORKSPACE
 #endif
 
 #define FEW_QUERIES(Size, Blocks) \
@@ -260,7 +260,7 @@ DEVICE void attend_few(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf
 		f32 *partial, u32 *tickets) { \
 		(void)partial, (void)tickets; \
 		ATTEND_FEW(Size)(OF(bf16, y), lse, OF(const bf16, q), OF(const bf16, k), \
-			OF(const bf16, v), THESE_HEADS(f32, false, true) ROOM); \
+			OF(const bf16, v), THESE_HEADS(f32, false, true) WORKSPACE); \
 	}
 FEW_QUERIES(64, 3)
 FEW_QUERIES(128, 2)

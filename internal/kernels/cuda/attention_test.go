@@ -287,7 +287,7 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 		}
 		b.near(fmt.Sprintf("attention of few, in %d parts: %s", parts, name),
 			attentionTolerance[d], []operand{y, lse}, func() error {
-				return b.device.FewQueriesIn(g, b.room(), parts)
+				return b.device.FewQueriesIn(g, b.workspace(), parts)
 			}, func() error { return b.host.Attention(p) })
 	}
 	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: dqHost, DK: dkHost, DV: dvHost,
@@ -332,7 +332,7 @@ func attentions(k Kernels, n int) error {
 				DY: rows, DQ: rows, DK: rows, DV: rows, Sums: lse}))
 			if a.Queries = 1; d == backend.BF16 && size <= 128 {
 				a.LSE = lse.Slice(0, 1)
-				errs = append(errs, k.FewQueries(a, device(backend.U8, 1<<43, FewRowsRoom)))
+				errs = append(errs, k.FewQueries(a, device(backend.U8, 1<<43, FewRowsWorkspace)))
 			}
 		}
 	}

@@ -22,8 +22,8 @@ const (
 // fewRowsBlocks is how many blocks run at a time: four on each multiprocessor of an H200.
 const fewRowsBlocks = 4 * 132
 
-// FewRowsRoom is how many bytes of memory FewRows takes for sums of parts: zeros, at first.
-const FewRowsRoom = 4*fewRowsBlocks + 4*fewRowsBlocks*(128+2)*FewRows
+// FewRowsWorkspace is how many bytes of memory FewRows takes for sums of parts: zeros, at first.
+const FewRowsWorkspace = 4*fewRowsBlocks + 4*fewRowsBlocks*(128+2)*FewRows
 
 // FitsFewRows reports whether [Kernels.FewRows] computes a product: of one matrix of bf16, that is
 // read in vectors, by up to [FewRows] rows.
@@ -53,10 +53,10 @@ func PrefersFewRows(p *kernels.Product) bool {
 }
 
 // FewRows computes a product that fits, at the speed at which its matrix comes from memory. The
-// room is for calls in one order.
+// workspace is for calls in one order.
 //
 // Errors: those of [kernels.Check].
-func (k Kernels) FewRows(p kernels.Product, room backend.Buffer) error {
+func (k Kernels) FewRows(p kernels.Product, workspace backend.Buffer) error {
 	columns, blocks, early := fewRowsColumns, fewRowsBlocks, uint64(1)
 	if p.B.Transposed && p.N*p.K <= fewRowsNarrow {
 		columns = 16
@@ -64,13 +64,13 @@ func (k Kernels) FewRows(p kernels.Product, room backend.Buffer) error {
 	if p.N*p.K <= fewRowsSmall {
 		blocks, early = fewRowsBlocks/2, 3
 	}
-	return k.FewRowsAs(p, room, columns, blocks, early)
+	return k.FewRowsAs(p, workspace, columns, blocks, early)
 }
 
 // FewRowsAs is FewRows in tiles of some columns, divided among blocks of which so many run at a
 // time. Early tells the kernel to let the next one start (1) and to ask for its part of the matrix
 // before the kernels before it have ended (2).
-func (k Kernels) FewRowsAs(p kernels.Product, room backend.Buffer, columns, blocks int,
+func (k Kernels) FewRowsAs(p kernels.Product, workspace backend.Buffer, columns, blocks int,
 	early uint64) error {
 	if err := check.Multiply(p); err != nil || p.Empty() {
 		return err
@@ -87,8 +87,8 @@ func (k Kernels) FewRowsAs(p kernels.Product, room backend.Buffer, columns, bloc
 	if p.M > FewRows/2 {
 		c.Entry.Verb = "fewrowsmore"
 	}
-	c.pass(word(p.C.Buffer), word(p.A.Buffer), word(p.B.Buffer), word(room)+4*fewRowsBlocks,
-		word(room), uint64(p.M), uint64(p.N), uint64(p.K), uint64(p.A.Pitch), uint64(p.B.Pitch),
-		uint64(p.C.Pitch), math.Float64bits(p.Alpha), math.Float64bits(p.Beta), early)
+	c.pass(word(p.C.Buffer), word(p.A.Buffer), word(p.B.Buffer), word(workspace)+4*fewRowsBlocks,
+		word(workspace), uint64(p.M), uint64(p.N), uint64(p.K), uint64(p.A.Pitch),
+		uint64(p.B.Pitch), uint64(p.C.Pitch), math.Float64bits(p.Alpha), math.Float64bits(p.Beta), early)
 	return k.launcher.Launch(c)
 }

@@ -40,23 +40,23 @@ func (b *bench) fewRows(columns, parts int, out backend.DType, shape [3]int, mor
 	p.B, q.B, _ = b.matrix(backend.BF16, 1, p.K, p.N, more, columns > 0)
 	p.C, q.C, c = b.matrix(out, 1, p.M, p.N, more, false)
 	require.That(b.t, FitsFewRows(&q), "%v does not fit", shape)
-	room := b.room()
+	workspace := b.workspace()
 	tile := cmp.Or(columns, 64)
 	name := fmt.Sprintf("few rows of %v to %v, %d columns in %d parts, pitch + %d, beta %v", shape,
 		out, columns, parts, more, beta)
 	b.run(name, c, func() error {
-		return b.device.FewRowsAs(q, room, tile, parts*over(p.N, tile), 3)
+		return b.device.FewRowsAs(q, workspace, tile, parts*over(p.N, tile), 3)
 	}, func() error { return b.host.Multiply(p) })
 }
 
-// room is for kernels of few rows and few queries, at the end of the arena. The first call that
-// finds tickets that another one has left is wrong.
-func (b *bench) room() backend.Buffer {
+// workspace is for kernels of few rows and few queries, at the end of the arena. The first call
+// that finds tickets that another one has left is wrong.
+func (b *bench) workspace() backend.Buffer {
 	addr, n := b.m.Arena()
-	room := backend.OnDevice(backend.U8, addr+uintptr(n-FewRowsRoom), FewRowsRoom)
-	if !b.roomy {
-		require.NoError(b.t, b.device.Zero(room.Slice(0, 4*fewRowsBlocks)))
+	workspace := backend.OnDevice(backend.U8, addr+uintptr(n-FewRowsWorkspace), FewRowsWorkspace)
+	if !b.zeroed {
+		require.NoError(b.t, b.device.Zero(workspace.Slice(0, 4*fewRowsBlocks)))
 	}
-	b.roomy = true
-	return room
+	b.zeroed = true
+	return workspace
 }

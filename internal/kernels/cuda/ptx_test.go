@@ -459,15 +459,15 @@ func products(k Kernels, n int) error {
 			Buffer: device(backend.BF16, 1<<40, 128), Pitch: 8}, B: kernels.Matrix{
 			Buffer: device(backend.BF16, 1<<41, 8*n), Pitch: max(n, 8), Transposed: i >= 4},
 			C: kernels.Matrix{Buffer: device(out, 1<<42, 16*n), Pitch: n}}
-		room := device(backend.U8, 1<<43, FewRowsRoom)
+		workspace := device(backend.U8, 1<<43, FewRowsWorkspace)
 		if !p.B.Transposed {
 			p.B.Pitch = n
-			errs = append(errs, k.FewRows(p, room))
+			errs = append(errs, k.FewRows(p, workspace))
 			continue
 		}
 		p.B.Pitch = 8
 		for _, columns := range []int{16, 64} {
-			errs = append(errs, k.FewRowsAs(p, room, columns, fewRowsBlocks, 0))
+			errs = append(errs, k.FewRowsAs(p, workspace, columns, fewRowsBlocks, 0))
 		}
 	}
 	return errors.Join(errs...)

@@ -36,7 +36,7 @@ type bench struct {
 	rnd      *rand.Rand
 	used     int
 	expected []operand // what is compared as floats
-	roomy    bool      // room has tickets
+	zeroed   bool      // workspace has tickets
 }
 
 // operand is a buffer of both memories.

@@ -36,18 +36,9 @@ func TestPassesKeepResults(t *testing.T) {
 	changed := make([]int, len(passes))
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		g := drawn(r)
+		g, inputs := drawn(r)
 		if g == nil {
 			continue
-		}
-		var inputs []interpret.Array
-		for _, n := range g.Inputs {
-			id, _ := g.Value(n)
-			x := make([]float64, g.Program.Values[id].Shape.Size())
-			for k := range x {
-				x[k] = float64(r.IntN(2))
-			}
-			inputs = append(inputs, interpret.Of(g.Program.Values[id].Shape, x))
 		}
 		p := &g.Program
 		want, err := results(p, interpret.Outside{Inputs: inputs})
@@ -76,30 +67,40 @@ func TestPassesKeepResults(t *testing.T) {
 	}
 }
 
-// drawn returns a random graph with gradients, nil if it has none or is not read.
-func drawn(r *rand.Rand) *read.Graph {
+// drawn returns a random graph with gradients, nil if it has none or is not read, and its inputs,
+// of zeros and ones.
+func drawn(r *rand.Rand) (g *read.Graph, inputs []interpret.Array) {
 	defer func() { _ = recover() }() // Gorgonia's, of graphs that it cannot differentiate
 	b, err := graphs.Draw(graphs.Needs{}, 3+r.IntN(15), r.IntN).Build(graphs.Needs{})
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	learnables := b.Learnables()
 	if _, err := gorgonia.Grad(b.Loss(), learnables...); err != nil {
-		return nil
+		return nil, nil
 	}
-	g, err := read.New(b.Graph, true, read.Norms{}, nil)
-	if err != nil || len(g.Constants) > 0 {
-		return nil
+	x, err := read.New(b.Graph, true, read.Norms{}, nil)
+	if err != nil || len(x.Constants) > 0 {
+		return nil, nil
 	}
 	wanted := gorgonia.Nodes{b.Loss()}
 	for _, n := range learnables {
 		wanted = append(wanted, n.Deriv())
 	}
 	for _, n := range wanted {
-		id, _ := g.Value(n)
-		g.Program.Results = append(g.Program.Results, id)
+		id, _ := x.Value(n)
+		x.Program.Results = append(x.Program.Results, id)
 	}
-	return g
+	for _, n := range x.Inputs {
+		id, _ := x.Value(n)
+		shape := x.Program.Values[id].Shape
+		all := make([]float64, shape.Size())
+		for k := range all {
+			all[k] = float64(r.IntN(2))
+		}
+		inputs = append(inputs, interpret.Of(shape, all))
+	}
+	return x, inputs
 }
 
 // results returns the elements of a program's results.

@@ -30,7 +30,7 @@ var halves = []half{
 	}, true},
 }
 
-// source is how elements are loaded, some vectors at a time, in an order of its own.
+// source is how elements are loaded, some vectors at a time, in an order that the source chooses.
 type source struct {
 	name          string
 	size, vectors int // of an element, in bytes, and of a load
