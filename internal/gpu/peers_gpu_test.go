@@ -393,7 +393,7 @@ func TestGroupsStartInAnyOrderOnGPU(t *testing.T) {
 	for _, size := range g.sizes() {
 		groups := [][]*Communicator{g.group(t, size, forced(byTwoShot)),
 			g.group(t, size, forced(byTwoShot))}
-		for _, a := range groups[0][0].Link().Algorithms()[1:] {
+		for _, a := range reducing() {
 			for _, group := range groups {
 				for _, c := range group {
 					c.plan.Force = a
@@ -662,7 +662,8 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			c, other := comms[0], comms[1]
 			x := require.Value(c.Device().Alloc(4096))(t)
 			began := time.Now()
-			w := require.Value(c.Start(nil, sum, x.As(backend.F32), x.As(backend.F32)))(t)
+			what, y := its(c, x.As(backend.F32))
+			w := require.Value(c.Start(nil, what, y, x.As(backend.F32)))(t)
 			want := backend.ErrTimeout // which NCCL's own watch would take a minute for
 			if limit > time.Second {
 				time.Sleep(50 * time.Millisecond)
@@ -739,7 +740,8 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 	require.NoError(t, err)
 	floats := x.As(backend.F32)
 	require.NoError(t, gate.shut(queues[1]))
-	require.NoError(t, require.Err(comms[1].Start(queues[1], sum, floats, floats)))
+	what, y := its(comms[1], floats)
+	require.NoError(t, require.Err(comms[1].Start(queues[1], what, y, floats)))
 	for _, c := range comms {
 		c.Abort(errors.New("enough"))
 	}
@@ -799,18 +801,17 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 			gate := g.newGate(t)
 			comms := g.group(t, 2, forced(a))
 			require.NoError(t, gate.shut(g.all[1].Default()))
-			works, xs := make([]backend.Work, 2), make([]backend.Buffer, 2)
+			works, ys := make([]backend.Work, 2), make([]backend.Buffer, 2)
 			for r, c := range comms {
 				x, err := g.all[r].Alloc(1536)
 				require.NoError(t, err)
 				defer func() {
 					require.Report(t, g.all[r].Free(x))
 				}()
-				xs[r] = x.As(backend.F32)
-				require.NoError(t, set(g.all[r].Default(), xs[r], 1))
-				if works[r], err = c.Start(nil, sum, xs[r], xs[r]); err != nil {
-					t.Fatal(err)
-				}
+				what, y := its(c, x.As(backend.F32))
+				require.NoError(t, set(g.all[r].Default(), x.As(backend.F32), 1))
+				works[r] = require.Value(c.Start(nil, what, y, x.As(backend.F32)))(t)
+				ys[r] = y
 			}
 			comms[0].Abort(errors.New("enough"))
 			if err := works[0].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
@@ -818,9 +819,9 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 			}
 			require.Report(t, errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
 				g.all[1].Default())))
-			y := make([]float32, xs[1].Len())
+			y := make([]float32, ys[1].Len())
 			err := works[1].Join(context.Background())
-			require.Report(t, g.copy(backend.Of(y).As(backend.U8), xs[1].As(backend.U8)))
+			require.Report(t, g.copy(backend.Of(y).As(backend.U8), ys[1].As(backend.U8)))
 			wrong := slices.ContainsFunc(y, func(v float32) bool { return v != 2 })
 			require.Check(t, errors.Is(err, backend.ErrAborted) || err == nil && !wrong,
 				"on rank 1: %v", err)

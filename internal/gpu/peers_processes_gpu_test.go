@@ -29,7 +29,8 @@ func reduceByKernels(c *Communicator, inGraph bool) error {
 			b = memory.As(backend.F32)
 			testranks.NoError(c.Device().Default().Zero(b))
 		}
-		step := func() error { return backend.Run(c, sum, b, b) }
+		what, y := its(c, b)
+		step := func() error { return backend.Run(c, what, y, b) }
 		if inGraph {
 			graph := testranks.Must(threeSums(c, b))
 			defer graph.Close() // which the end of c has freed
