@@ -1,6 +1,6 @@
-// Products of a few rows, up to 16, by a matrix of bf16, as when text is generated token by token:
-// fewrows_LAYOUT_OUT for up to 8 rows, and fewrowsmore_LAYOUT_OUT. The matrix is read once, and is
-// all that takes time, so this is about many bytes that are on their way at once.
+// Products of a few rows, up to 16, by a transposed matrix of bf16, as when text is generated token
+// by token: fewrows_COLUMNS_OUT for up to 8 rows, and fewrowsmore_COLUMNS_OUT. The matrix is read
+// once, and is all that takes time, so this is about many bytes that are on their way at once.
 //
 // A warp goes along K and reads 8 chunks of 16 bytes a thread at a time, each thread those that it
 // multiplies itself: nothing is exchanged before the sums. The next ones are read to registers
@@ -47,45 +47,33 @@ DEVICE void prefetch(const void *) {}
 #endif
 
 // A tile of C: columns first to first + 16 * Rows. A step is few_depth * Deep elements of K.
-// ByColumn says that neighbours in memory are those along K: a row for each column of C. Else a
-// thread's chunks are of eight columns, of eight elements of K.
-template <bool ByColumn, u32 Rows> struct FewWeights {
+template <u32 Rows> struct FewWeights {
 	static constexpr u32 columns = 16 * Rows, deep = 4 / Rows, step = few_depth * deep;
-	static_assert(ByColumn || Rows == 4, "a chunk is eight columns, of eight threads");
 
 	const bf16 *from;
 	u64 pitch, left_n, k;
 
 	DEVICE FewWeights(const bf16 *w, u64 first, const FewRows &p) : pitch(p.w_pitch), k(p.k) {
 		u32 group = thread_x() % 32 / 4, at = thread_x() % 4 * chunk;
-		u64 n = first + (ByColumn ? group : group * chunk);
+		u64 n = first + group;
 		left_n = n < p.n ? p.n - n : 0;
-		from = ByColumn ? w + n * pitch + at : w + at * pitch + n;
+		from = w + n * pitch + at;
 	}
 
 	// Chunk c of a step from element `at` of K on, and whether it is there.
 	DEVICE const bf16 *place(u64 at, u32 c) const {
-		return ByColumn ? from + c % (2 * Rows) * 8 * pitch + at + c / (2 * Rows) * few_depth
-						: from + (at + c) * pitch;
+		return from + c % (2 * Rows) * 8 * pitch + at + c / (2 * Rows) * few_depth;
 	}
 	DEVICE bool there(u64 at, u32 c) const {
 		u64 own = at + thread_x() % 4 * chunk;
-		return ByColumn ? c % (2 * Rows) * 8 < left_n && own + c / (2 * Rows) * few_depth < k
-						: left_n > 0 && own + c < k;
+		return c % (2 * Rows) * 8 < left_n && own + c / (2 * Rows) * few_depth < k;
 	}
 
 	// The left operand for columns i of the tile, of part s of the step.
 	static DEVICE void fragment(u32 (&a)[4], const u32 (&x)[few_chunks][4], u32 i, u32 s) {
-		if constexpr (ByColumn) {
-			u32 c = s / 2 * 2 * Rows + 2 * i, word = s % 2 * 2;
-			a[0] = x[c][word], a[1] = x[c + 1][word];
-			a[2] = x[c][word + 1], a[3] = x[c + 1][word + 1];
-		} else {
-#pragma unroll
-			for (u32 e = 0; e < 4; e++)
-				a[e] = pick(x[4 * s + e / 2 * 2][i], x[4 * s + e / 2 * 2 + 1][i],
-					e % 2 ? 0x7632 : 0x5410);
-		}
+		u32 c = s / 2 * 2 * Rows + 2 * i, word = s % 2 * 2;
+		a[0] = x[c][word], a[1] = x[c + 1][word];
+		a[2] = x[c][word + 1], a[3] = x[c + 1][word + 1];
 	}
 
 	// Asks for lines of elements first_k to end_k of the tile's columns, some for each thread.
@@ -96,18 +84,15 @@ template <bool ByColumn, u32 Rows> struct FewWeights {
 #pragma unroll
 		for (u32 i = 0; i < most; i++) {
 			u64 n = i * few_threads + thread_x();
-			u64 row = ByColumn ? n % columns : n, at = ByColumn ? n / columns : 0;
-			if (ByColumn && at < in_row && first + row < p.n)
+			u64 row = n % columns, at = n / columns;
+			if (at < in_row && first + row < p.n)
 				prefetch(w + (first + row) * p.w_pitch + first_k + at * line);
-			else if (!ByColumn && first_k + row < end_k)
-				prefetch(w + (first_k + row) * p.w_pitch + first);
 		}
 	}
 
 	// The column of a thread's sum e of columns i.
 	static DEVICE u32 column(u32 i, u32 e) {
-		u32 group = thread_x() % 32 / 4;
-		return ByColumn ? 16 * i + e / 2 * 8 + group : 8 * group + 2 * i + e / 2;
+		return 16 * i + e / 2 * 8 + thread_x() % 32 / 4;
 	}
 };
 
@@ -210,10 +195,7 @@ DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *partial, u32 *tick
 
 #else
 
-template <bool ByColumn, u32 Rows> struct FewWeights {
-	static constexpr u32 columns = 16 * Rows;
-	static constexpr bool by_column = ByColumn;
-};
+template <u32 Rows> struct FewWeights { static constexpr u32 columns = 16 * Rows; };
 
 // The same on ordinary cores, an element by each thread.
 template <class W, u32 Eights, class D>
@@ -222,8 +204,7 @@ DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *, u32 *, const Few
 		u64 row = i / W::columns, column = (u64)block_x() * W::columns + i % W::columns;
 		f32 sum = 0;
 		for (u64 k = 0; k < p.k && column < p.n; k++)
-			sum = sum + widen(x[row * p.x_pitch + k]) *
-				widen(w[W::by_column ? column * p.w_pitch + k : k * p.w_pitch + column]);
+			sum = sum + widen(x[row * p.x_pitch + k]) * widen(w[column * p.w_pitch + k]);
 		if (column < p.n)
 			finish_few(c[row * p.c_pitch + column], sum, p);
 	}
@@ -238,16 +219,14 @@ DEVICE void few_rows(D *c, const bf16 *x, const bf16 *w, f32 *, u32 *, const Few
 		few_rows<W, eights>(c, x, w, partial, tickets, \
 			FewRows{m, n, k, x_pitch, w_pitch, c_pitch, alpha, beta}, early); \
 	}
-#define EACH_FEW_ROWS(op, ByColumn, Rows, blocks) \
-	FEW_ROWS(fewrows_##op##_f32, BRACED(FewWeights<ByColumn, Rows>), 1, f32, 4) \
-	FEW_ROWS(fewrows_##op##_bf16, BRACED(FewWeights<ByColumn, Rows>), 1, bf16, 4) \
-	FEW_ROWS(fewrowsmore_##op##_f32, BRACED(FewWeights<ByColumn, Rows>), 2, f32, blocks) \
-	FEW_ROWS(fewrowsmore_##op##_bf16, BRACED(FewWeights<ByColumn, Rows>), 2, bf16, blocks)
-#define BRACED(...) __VA_ARGS__
+#define EACH_FEW_ROWS(columns, Rows) \
+	FEW_ROWS(fewrows_##columns##_f32, FewWeights<Rows>, 1, f32, 4) \
+	FEW_ROWS(fewrows_##columns##_bf16, FewWeights<Rows>, 1, bf16, 4) \
+	FEW_ROWS(fewrowsmore_##columns##_f32, FewWeights<Rows>, 2, f32, 3) \
+	FEW_ROWS(fewrowsmore_##columns##_bf16, FewWeights<Rows>, 2, bf16, 3)
 
-EACH_FEW_ROWS(k64, true, 4, 3)
-EACH_FEW_ROWS(k16, true, 1, 3)
-EACH_FEW_ROWS(n64, false, 4, 3)
+EACH_FEW_ROWS(64, 4)
+EACH_FEW_ROWS(16, 1)
 
 // ---- launch ----
 //

@@ -25,18 +25,19 @@ const fewRowsBlocks = 4 * 132
 // FewRowsWorkspace is how many bytes of memory FewRows takes for sums of parts: zeros, at first.
 const FewRowsWorkspace = 4*fewRowsBlocks + 4*fewRowsBlocks*(128+2)*FewRows
 
-// FitsFewRows reports whether [Kernels.FewRows] computes a product: of one matrix of bf16, that is
-// read in vectors, by up to [FewRows] rows.
+// FitsFewRows reports whether [Kernels.FewRows] computes a product: of one transposed matrix of
+// bf16, that is read in vectors, by up to [FewRows] rows. Matrices that are not transposed gain
+// nothing over cuBLAS (bench/results/2026-11/2026-11-30-decode.md).
 func FitsFewRows(p *kernels.Product) bool {
 	a, b := p.A, p.B
 	return p.M > 0 && p.M <= FewRows && p.N > 0 && p.K > 0 && max(p.Batch, 1) == 1 &&
 		a.Buffer.DType() == backend.BF16 && (!a.Transposed || p.M == 1 && a.Pitch == 1) &&
 		(p.K|b.Pitch)%fewRowsChunk == 0 && (p.M == 1 || a.Pitch%fewRowsChunk == 0) &&
-		(b.Transposed || p.N%fewRowsChunk == 0) && a.Buffer.Addr()%vector == 0 &&
+		b.Transposed && a.Buffer.Addr()%vector == 0 &&
 		b.Buffer.Addr()%vector == 0
 }
 
-// Up to these many elements of a transposed matrix, tiles of 16 columns win; and up to the fewer
+// Up to these many elements of the matrix, tiles of 16 columns win; and up to the fewer
 // ones half of the blocks, which begin before the kernels before them have ended
 // (bench/results/2026-11/2026-11-30-decode.md).
 const (
@@ -45,11 +46,10 @@ const (
 )
 
 // PrefersFewRows reports whether FewRows is faster than cuBLAS for a product that fits, between
-// other kernels: for transposed matrices that are not large, and for rows of C that are not
-// aligned.
+// other kernels: for matrices that are not large, and for rows of C that are not aligned.
 func PrefersFewRows(p *kernels.Product) bool {
 	return p.N%fewRowsChunk != 0 ||
-		p.M <= FewRows/2 && p.B.Transposed && p.N*p.K <= fewRowsNarrow
+		p.M <= FewRows/2 && p.N*p.K <= fewRowsNarrow
 }
 
 // FewRows computes a product that fits, at the speed at which its matrix comes from memory. The
@@ -58,7 +58,7 @@ func PrefersFewRows(p *kernels.Product) bool {
 // Errors: those of [kernels.Check].
 func (k Kernels) FewRows(p kernels.Product, workspace backend.Buffer) error {
 	columns, blocks, early := fewRowsColumns, fewRowsBlocks, uint64(1)
-	if p.B.Transposed && p.N*p.K <= fewRowsNarrow {
+	if p.N*p.K <= fewRowsNarrow {
 		columns = 16
 	}
 	if p.N*p.K <= fewRowsSmall {
@@ -75,13 +75,9 @@ func (k Kernels) FewRowsAs(p kernels.Product, workspace backend.Buffer, columns,
 	if err := check.Multiply(p); err != nil || p.Empty() {
 		return err
 	}
-	layout := "n"
-	if p.B.Transposed {
-		layout = "k"
-	}
 	tiles, steps := over(p.N, columns), over(p.K, fewRowsDepth*fewRowsColumns/columns)
 	parts := max(min(blocks/tiles, over(steps, fewRowsThreads/32)), 1)
-	c := Launch{Entry: Entry{Verb: "fewrows", Op: fmt.Sprint(layout, columns),
+	c := Launch{Entry: Entry{Verb: "fewrows", Op: fmt.Sprint(columns),
 		Type: p.C.Buffer.DType().String()},
 		Grid: Size{uint32(tiles), uint32(parts)}, Block: Size{fewRowsThreads, 1}}
 	if p.M > FewRows/2 {
@@ -89,6 +85,7 @@ func (k Kernels) FewRowsAs(p kernels.Product, workspace backend.Buffer, columns,
 	}
 	c.pass(word(p.C.Buffer), word(p.A.Buffer), word(p.B.Buffer), word(workspace)+4*fewRowsBlocks,
 		word(workspace), uint64(p.M), uint64(p.N), uint64(p.K), uint64(p.A.Pitch),
-		uint64(p.B.Pitch), uint64(p.C.Pitch), math.Float64bits(p.Alpha), math.Float64bits(p.Beta), early)
+		uint64(p.B.Pitch), uint64(p.C.Pitch), math.Float64bits(p.Alpha), math.Float64bits(p.Beta),
+		early)
 	return k.launcher.Launch(c)
 }

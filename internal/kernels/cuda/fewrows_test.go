@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"cmp"
 	"fmt"
 	"testing"
 
@@ -12,15 +11,13 @@ import (
 
 func testFewRows(t *testing.T, m machine) {
 	b := newBench(t, m, 16)
-	for _, columns := range []int{64, 16, 0} {
+	for _, columns := range []int{64, 16} {
 		for _, out := range []backend.DType{backend.F32, backend.BF16} {
 			for i, shape := range [][3]int{{1, 8, 8}, {1, 64, 32}, {2, 72, 1000}, {8, 200, 40},
 				{9, 136, 264}, {16, 64, 1288}, {5, 16, 4096}} {
 				for _, parts := range []int{1, 3} {
 					b.reset(uint64(i))
-					if columns > 0 {
-						shape[1] -= i // columns lie in rows: there may be any number
-					}
+					shape[1] -= i // columns lie in rows: there may be any number
 					b.fewRows(columns, parts, out, shape, i%3*8, float64(i%2))
 				}
 			}
@@ -28,8 +25,8 @@ func testFewRows(t *testing.T, m machine) {
 	}
 }
 
-// fewRows multiplies in tiles of so many columns by a transposed matrix, or by one that is not, by
-// 0. Sums of parts are not compared: they lie behind what is.
+// fewRows multiplies in tiles of so many columns. Sums of parts are not compared: they lie behind
+// what is.
 func (b *bench) fewRows(columns, parts int, out backend.DType, shape [3]int, more int,
 	beta float64) {
 	b.t.Helper()
@@ -37,15 +34,14 @@ func (b *bench) fewRows(columns, parts int, out backend.DType, shape [3]int, mor
 	q := p
 	var c operand
 	p.A, q.A, _ = b.matrix(backend.BF16, 1, p.M, p.K, more, false)
-	p.B, q.B, _ = b.matrix(backend.BF16, 1, p.K, p.N, more, columns > 0)
+	p.B, q.B, _ = b.matrix(backend.BF16, 1, p.K, p.N, more, true)
 	p.C, q.C, c = b.matrix(out, 1, p.M, p.N, more, false)
 	require.That(b.t, FitsFewRows(&q), "%v does not fit", shape)
 	workspace := b.workspace()
-	tile := cmp.Or(columns, 64)
 	name := fmt.Sprintf("few rows of %v to %v, %d columns in %d parts, pitch + %d, beta %v", shape,
 		out, columns, parts, more, beta)
 	b.run(name, c, func() error {
-		return b.device.FewRowsAs(q, workspace, tile, parts*over(p.N, tile), 3)
+		return b.device.FewRowsAs(q, workspace, columns, parts*over(p.N, columns), 3)
 	}, func() error { return b.host.Multiply(p) })
 }
 
