@@ -313,7 +313,7 @@ func fill(pieces []piece, of func(p piece, n int) []byte) error {
 		if err != nil {
 			return err
 		}
-		copy(memory.Bytes(), of(p, memory.NBytes()))
+		residence.Write(memory, backend.Of(of(p, memory.NBytes())))
 	}
 	return nil
 }

@@ -203,7 +203,7 @@ func (b *bucket) unpack() error {
 		if err != nil {
 			return err
 		}
-		copy(value.Bytes(), p.slot.Bytes())
+		residence.Write(value, p.slot)
 	}
 	return nil
 }

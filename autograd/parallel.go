@@ -255,7 +255,13 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 	if err != nil {
 		return err
 	}
-	return onRank(d.comm, "step", solver.Step(grads))
+	err = solver.Step(grads)
+	for _, p := range d.params {
+		if w, other := p.value(); other == nil {
+			residence.Written(w)
+		}
+	}
+	return onRank(d.comm, "step", err)
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in

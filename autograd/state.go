@@ -288,7 +288,7 @@ func (d *contents) apply(l loaded, solver gorgonia.Solver, progress any) error {
 		if err != nil {
 			return err
 		}
-		copy(d.regionOf(p).Of(value).Bytes(), l.model[p.key()].Data.Bytes())
+		residence.Write(d.regionOf(p).Of(value), l.model[p.key()].Data)
 	}
 	if r := d.model.random; r != nil && l.Random != nil {
 		r.Seek(l.Random.Step, r.First())
@@ -342,7 +342,7 @@ func (d *contents) gatherParams() error {
 		if err != nil {
 			return err
 		}
-		copy(value.Bytes(), all.Bytes())
+		residence.Write(value, all)
 	}
 	return nil
 }

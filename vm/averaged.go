@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
@@ -86,9 +87,9 @@ func (m *Machine) Averaged(f func() error) (err error) {
 			if err != nil {
 				return err
 			}
-			kept := bytes.Clone(w.Bytes())
-			restore = append(restore, func() { copy(w.Bytes(), kept) })
-			copy(w.Bytes(), a.Bytes())
+			kept := residence.Clone(w)
+			restore = append(restore, func() { residence.Write(w, kept) })
+			residence.Write(w, a)
 			changed = append(changed, func() error {
 				if bytes.Equal(w.Bytes(), a.Bytes()) {
 					return nil

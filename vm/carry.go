@@ -39,7 +39,9 @@ func WithState(variable, next *gorgonia.Node) Option {
 
 // WithFrozen promises that nothing changes the variables: weights that only evaluation reads, or
 // that an adapter leaves as they are. Their elements are copied to a device once, and are not
-// compared with the host's before each run. gorgonia.Let with another tensor starts anew. It is not
+// compared with the host's before each run. gorgonia.Let with another tensor starts anew, and so
+// does what machines and package autograd write to the tensor: steps of another machine, Load,
+// parameters of rank 0. What the program itself writes there is not noticed. It is not
 // [autograd.WithFrozen], which makes variables a part of checkpoints.
 //
 // What depends on frozen variables and constants alone is computed when these are set, and kept:

@@ -4,6 +4,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
@@ -14,7 +15,7 @@ type hoisted struct {
 	*plan.Once
 	buffer int
 	leaves []leaf
-	memory []backend.Buffer // of these
+	memory []residence.Source // of these
 }
 
 // leaf is a frozen variable or a constant.
@@ -25,7 +26,7 @@ type leaf struct {
 }
 
 func (m *Machine) hoisted(buffer int, o *plan.Once) *hoisted {
-	h := &hoisted{Once: o, buffer: buffer, memory: make([]backend.Buffer, len(o.Leaves))}
+	h := &hoisted{Once: o, buffer: buffer, memory: make([]residence.Source, len(o.Leaves))}
 	for _, op := range o.Leaves {
 		switch op := op.(type) {
 		case ir.Input:
@@ -38,7 +39,7 @@ func (m *Machine) hoisted(buffer int, o *plan.Once) *hoisted {
 	return h
 }
 
-// compute has the value computed if a leaf is another tensor than before.
+// compute has the value computed if a leaf is another tensor than before, or was written since.
 func (h *hoisted) compute(e *exec.Executor) error {
 	for i := range h.leaves {
 		if err := h.leaves[i].find(e, &h.memory[i]); err != nil {
@@ -49,31 +50,28 @@ func (h *hoisted) compute(e *exec.Executor) error {
 }
 
 // find finds the elements. A copy of them, where they are not in row-major order, is made once.
-func (l *leaf) find(e *exec.Executor, memory *backend.Buffer) (err error) {
+func (l *leaf) find(e *exec.Executor, source *residence.Source) (err error) {
 	now := l.constant
 	if l.node != nil {
 		now = l.node.Value()
 	}
-	if l.value != nil && l.value == now {
+	if l.value != nil && l.value == now && source.Current() {
 		return nil
 	}
+	l.value = nil
+	var elements, memory backend.Buffer
 	if l.node == nil {
-		*memory, err = dense(now)
-	} else if *memory, err = l.input.memory(); err == nil {
-		err = l.present(e, *memory)
+		elements, err = dense(now)
+	} else if elements, err = l.input.memory(); err == nil {
+		err = l.present(e, elements)
 	}
-	if l.value = now; err != nil {
-		l.value = nil
+	if err == nil {
+		memory, err = memoryOf(now)
 	}
-	return err
-}
-
-// outdateLeaves has the value computed anew, since the host may have written what is frozen.
-func (h *hoisted) outdateLeaves(e *exec.Executor) {
-	for i := range h.leaves {
-		if h.leaves[i].node != nil {
-			e.Outdated(h.memory[i])
-			h.leaves[i].value = nil
-		}
+	if err != nil {
+		return err
 	}
+	*source = residence.Read(memory)
+	l.value, source.Memory = now, elements
+	return nil
 }

@@ -1,17 +1,23 @@
 package vm_test
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -104,31 +110,121 @@ func TestAResultThatNoRunChangesIsThere(t *testing.T) {
 	}
 }
 
-// What another machine trains is frozen for one that evaluates, as for a Generator that has the
-// Learnables of a training: its next run computes anew what it has computed of it, also after the
-// host has written what was pulled.
-func TestWhatAnotherMachineTrainsIsComputedAnew(t *testing.T) {
-	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
-		w := filledWith(2, 3)
-		m, other := newFrozenModel(w), newFrozenModel(w)
-		loss := gorgonia.Must(gorgonia.Sum(other.twice)) // whose gradient is 2
-		require.NoError(t, require.Err(gorgonia.Grad(loss, other.w)))
-		reads := m.on(t, d, vm.Keep(m.twice))
-		trains := machineOn(t, d, other.g, vm.WithSolver(&solver.SGD{Rate: 0.5}, other.w))
-		want := func(what string, twice float64) {
-			t.Helper()
-			run(t, reads)
-			require.Check(t, floats(t, m.twice.Value())[0] == twice, "%s, %s: %v, want %v", name,
-				what, m.twice.Value(), twice)
+// writers write the variable w of a rank, on all ranks.
+var writers = map[string]func(r ranked, w *tensor.Dense, dir string) error{
+	"a broadcast of what is frozen": func(r ranked, w *tensor.Dense, dir string) error {
+		return r.trains(w, "v", nil)
+	},
+	"a broadcast of a learnable": func(r ranked, w *tensor.Dense, dir string) error {
+		return r.trains(w, "w", nil)
+	},
+	"steps": func(r ranked, w *tensor.Dense, dir string) error {
+		return r.trains(w, "w", func(m *vm.Machine) error {
+			return errors.Join(m.RunAll(), m.RunAll(), m.Pull())
+		})
+	},
+	"steps of shards": func(r ranked, w *tensor.Dense, dir string) error {
+		return r.trains(w, "w", func(m *vm.Machine) error {
+			return errors.Join(m.RunAll(), m.Pull())
+		}, vm.WithShards(vm.SolverState|vm.Gradients|vm.Parameters))
+	},
+	"Load": func(r ranked, w *tensor.Dense, dir string) error {
+		return r.trains(w, "v", func(m *vm.Machine) error {
+			all := w.Data().([]float32)
+			before := slices.Clone(all)
+			clear(all)
+			err := m.DataParallel().Save(dir, m.Solver(), nil)
+			copy(all, before)
+			return errors.Join(err, m.DataParallel().Load(dir, m.Solver(), nil))
+		})
+	},
+	"LoadWeights": func(r ranked, w *tensor.Dense, dir string) error {
+		file := filepath.Join(dir, fmt.Sprint(r.Comm.Rank(), ".safetensors"))
+		other := newFrozenModel(filledWith(2, 7)).w
+		err := autograd.SaveWeights(file, nodes{other})
+		return errors.Join(err, autograd.LoadWeights(file, nodes{newFrozenModel(w).w}))
+	},
+	"Step of a solver of Gorgonia": func(r ranked, w *tensor.Dense, dir string) error {
+		m := newFrozenModel(w)
+		sum := gorgonia.Must(gorgonia.Sum(m.twice))
+		grads, err := gorgonia.Grad(sum, m.w)
+		if err != nil {
+			return err
 		}
-		want("before the training", 6)
-		for _, twice := range []float64{4, 2} {
-			run(t, trains)
-			want("after a step", twice)
+		dp, err := autograd.New(r.Comm, nodes{m.w})
+		if err != nil {
+			return err
 		}
-		require.NoError(t, trains.Pull())
-		copy(w.Data().([]float32), []float32{9, 9, 9, 9})
-		want("after the host has written it", 18)
+		dp.UseGradients(grads)
+		tape := gorgonia.NewTapeMachine(m.g)
+		return errors.Join(tape.RunAll(), dp.Step(gorgonia.NewVanillaSolver()), tape.Close(),
+			dp.Close())
+	},
+}
+
+// trains makes a machine that trains v or w, where w is frozen for v, and calls f with it.
+func (r ranked) trains(w *tensor.Dense, of string, f func(m *vm.Machine) error,
+	options ...vm.Option) error {
+	r.lock.Lock()
+	g := newFrozenModel(w)
+	v := g.variable("v", tensor.Float32, 2, 2)
+	learnable, frozen := map[string]node{"v": v, "w": g.w}[of], nodes(nil)
+	if of == "v" {
+		frozen = nodes{g.w}
+	}
+	loss := gorgonia.Must(gorgonia.Sum(add(g.twice, v)))
+	_, err := gorgonia.Grad(loss, learnable)
+	r.lock.Unlock()
+	m, err2 := vm.New(g.g, r.device, append(options, vm.WithSolver(&solver.SGD{Rate: 0.5},
+		learnable), vm.WithDataParallel(r.Comm, autograd.WithFrozen(frozen...)))...)
+	if err = errors.Join(err, err2); err != nil {
+		return err
+	}
+	if f != nil {
+		err = f(m)
+	}
+	return errors.Join(err, m.Close())
+}
+
+// TestWhoeverWritesAFrozenVariableMakesWhatIsKeptOfItStale: what is computed of it once and copies
+// on devices, of every machine of the process. A machine that trains, as for a Generator that has
+// the Learnables of a training; what rank 0 gives the others; what is loaded.
+func TestWhoeverWritesAFrozenVariableMakesWhatIsKeptOfItStale(t *testing.T) {
+	for what, write := range writers {
+		for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices} {
+			dir := t.TempDir()
+			onRanks(t, k, 2, func(r ranked) error {
+				w := filledWith(2, float32(3+r.Comm.Rank()))
+				var checks []func()
+				for i, d := range []backend.Device{nil, fake(t), r.device} {
+					r.lock.Lock()
+					m := newFrozenModel(w)
+					same := add(m.w, m.g.ByName("x")[0]) // which runs compute, from a copy of w
+					r.lock.Unlock()
+					m.g.ByName("x")[0].Value().(*tensor.Dense).Zero()
+					reads, err := vm.New(m.g, d, vm.Keep(m.y, m.twice, same), vm.WithFrozen(m.w),
+						vm.WithPrecision(vm.BF16))
+					testranks.NoError(err)
+					checks = append(checks, func() {
+						testranks.NoError(reads.RunAll())
+						now := float64(w.Data().([]float32)[0])
+						name := fmt.Sprintf("%s, ranks on %v, device %d, w %v", what, k, i, now)
+						require.Slices(t, name, []float64{floats(t, m.twice.Value())[0],
+							floats(t, same.Value())[0]}, []float64{2 * now, now})
+					})
+					defer func() { testranks.NoError(reads.Close()) }()
+				}
+				check := func() {
+					for _, c := range checks {
+						c()
+					}
+				}
+				check()
+				testranks.NoError(write(r, w, dir))
+				check()
+				return nil
+			})
+		}
 	}
 }
 

@@ -165,19 +165,8 @@ func (p *parallel) copied() {
 	}
 }
 
-// pullLearnables is Pull of all learnables or some, or of this rank's shards of them. With all,
-// what is frozen may be loaded from a checkpoint, too.
+// pullLearnables is Pull of all learnables or some, or of this rank's shards of them.
 func (m *Machine) pullLearnables(whole bool, some ...*gorgonia.Node) error {
-	for _, in := range m.inputs {
-		if some == nil && slices.Contains(m.frozen, in.node) {
-			m.exec.Forget(in.buffer)
-		}
-	}
-	for _, h := range m.hoists {
-		if some == nil {
-			h.outdateLeaves(m.exec)
-		}
-	}
 	learnable := func(in input) bool {
 		return slices.Contains(m.solver.learnables, in.node) &&
 			(some == nil || slices.Contains(some, in.node))

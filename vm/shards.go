@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
@@ -248,7 +249,7 @@ func (s *solving) gatherShards(p *parallel, wanted func(input) bool) error {
 		if err == nil {
 			var all backend.Buffer
 			all, err = s.allElements(p, n, in.own(memory))
-			copy(memory.Bytes(), all.Bytes())
+			residence.Write(memory, all)
 		}
 		if err != nil {
 			return err

@@ -39,8 +39,9 @@ type Copy struct {
 	// host has written since.
 	Sent []byte
 
-	ends []byte // of Host, while it is marked: see Outdate
-	uses [3]int // how many users have each Use, guarded by Copies.mu
+	source Source // what Holds has, when Host was copied
+	ends   []byte // of Host, while it is marked: see Outdate
+	uses   [3]int // how many users have each Use, guarded by Copies.mu
 }
 
 // Outdate marks the first and the last element of the host's memory, since a machine has written
@@ -143,6 +144,25 @@ func (s *Copies) Held(c *Copy) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return c.held()
+}
+
+// Current reports whether a copy has the present elements, unless only Reads use it, which compare.
+func (s *Copies) Current(c *Copy) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.Fresh && (c.uses[Writes] > 0 || c.uses[Holds] > 0 && c.source.Current())
+}
+
+// Send notes that a copy gets what the host has.
+func (s *Copies) Send(c *Copy) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.Fresh = true; c.uses[Holds] > 0 {
+		c.source = Read(c.Host)
+	}
+	if !c.held() {
+		c.Sent = append(c.Sent[:0], c.Host.Bytes()...)
+	}
 }
 
 // Abandon takes what closes a machine that nobody refers to, for the next CloseAbandoned.

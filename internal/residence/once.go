@@ -2,7 +2,6 @@ package residence
 
 import (
 	"encoding/binary"
-	"iter"
 	"slices"
 	"sync"
 
@@ -15,28 +14,22 @@ type Once struct {
 	Memory backend.Buffer // none before Fill
 
 	mu     sync.Mutex
-	leaves []backend.Buffer // of the host, which must stay while their addresses are a key
+	leaves []Source // which must stay while their addresses are a key
 	key    recipe
-	users  int  // guarded by Copies.mu
-	stale  bool // likewise: somebody has written a leaf
+	users  int // guarded by Copies.mu
 }
 
-// recipe is what is computed, and of which memory.
+// recipe is what is computed, of which memory, and after how many writes.
 type recipe struct{ text, leaves string }
 
-// Host has what machines on the host share.
-var host Copies
-
-// OnHost returns what machines on the host share.
-func OnHost() *Copies { return &host }
-
-// Compute counts a user of what a text says of leaves in host memory.
-func (s *Copies) Compute(text string, leaves []backend.Buffer) *Once {
-	var addresses []byte
-	for _, b := range leaves {
-		addresses = binary.LittleEndian.AppendUint64(addresses, uint64(b.Addr()))
+// Compute counts a user of what a text says of leaves.
+func (s *Copies) Compute(text string, leaves []Source) *Once {
+	var all []byte
+	for _, l := range leaves {
+		all = binary.LittleEndian.AppendUint64(all, uint64(l.Memory.Addr()))
+		all = binary.LittleEndian.AppendUint64(all, l.seen)
 	}
-	key := recipe{text, string(addresses)}
+	key := recipe{text, string(all)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o := s.once[key]
@@ -66,32 +59,8 @@ func (o *Once) Fill(compute func() (backend.Buffer, error)) error {
 	return err
 }
 
-// Current reports whether it was computed of leaves, which the host has not written since.
-func (s *Copies) Current(o *Once, leaves []backend.Buffer) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !o.stale && slices.Equal(o.leaves, leaves)
-}
-
-// Outdated notes that the host or another machine writes tensors: what was computed of them is
-// computed again.
-func (s *Copies) Outdated(written iter.Seq[backend.Buffer]) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.once) == 0 {
-		return
-	}
-	all := map[backend.Buffer]bool{}
-	for b := range written {
-		all[b] = true
-	}
-	for key, o := range s.once {
-		if slices.ContainsFunc(o.leaves, func(b backend.Buffer) bool { return all[b] }) {
-			o.stale = true
-			delete(s.once, key)
-		}
-	}
-}
+// Of reports whether it is computed of leaves.
+func (o *Once) Of(leaves []Source) bool { return slices.Equal(o.leaves, leaves) }
 
 // LeaveOnce ends what Compute began. It returns the memory, for the last user to free.
 func (s *Copies) LeaveOnce(o *Once) (unused backend.Buffer) {
@@ -100,8 +69,6 @@ func (s *Copies) LeaveOnce(o *Once) (unused backend.Buffer) {
 	if o.users--; o.users > 0 {
 		return backend.Buffer{}
 	}
-	if s.once[o.key] == o {
-		delete(s.once, o.key)
-	}
+	delete(s.once, o.key)
 	return o.Memory
 }

@@ -34,6 +34,7 @@ type Executor struct {
 	resident  []*residence.Copy // by plan.Buffer, nil where nothing was bound
 	varies    []bool            // by plan.Buffer: it was given other memory
 	once      []*residence.Once // by plan.Buffer, nil for what is not computed once
+	changes   []backend.Buffer  // room for written
 	uploads   uploads
 	unused    []backend.Buffer // to be freed
 	misplaced bool             // a buffer is not where it belongs
@@ -229,7 +230,7 @@ func (e *Executor) beginRun() error {
 		}
 		e.moved = false
 	}
-	e.outdateWritten()
+	residence.Written(e.written()...)
 	return errors.Join(e.uploads.send(e.device), e.refresh())
 }
 

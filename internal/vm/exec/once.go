@@ -2,18 +2,18 @@ package exec
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
-// Compute gives a buffer the value of a plan that no run changes, of leaves in host memory. It
+// Compute gives a buffer the value of a plan that no run changes, of leaves. It
 // computes it unless it has, or another machine on the device has. What a device needs for that
 // besides is freed before the next value is computed.
-func (e *Executor) Compute(buffer int, o *plan.Once, leaves []backend.Buffer) error {
+func (e *Executor) Compute(buffer int, o *plan.Once, leaves []residence.Source) error {
 	copies := e.device.Copies()
-	if has := e.once[buffer]; has != nil && copies.Current(has, leaves) {
+	if has := e.once[buffer]; has != nil && has.Of(leaves) {
 		return nil
 	}
 	if err := e.releaseOnce(buffer); err != nil {
@@ -31,7 +31,7 @@ func (e *Executor) Compute(buffer int, o *plan.Once, leaves []backend.Buffer) er
 }
 
 // compute returns new memory with the result of a plan, which is like b.
-func (e *Executor) compute(b plan.Buffer, p *plan.Plan, leaves []backend.Buffer) (backend.Buffer,
+func (e *Executor) compute(b plan.Buffer, p *plan.Plan, leaves []residence.Source) (backend.Buffer,
 	error) {
 	to, err := e.device.Alloc(b.Bytes)
 	if err != nil {
@@ -53,7 +53,7 @@ func (e *Executor) compute(b plan.Buffer, p *plan.Plan, leaves []backend.Buffer)
 	}
 	for i, in := range p.Buffers {
 		if in.Kind == plan.Input {
-			run.Bind(i, leaves[in.Index])
+			run.Bind(i, leaves[in.Index].Memory)
 		}
 	}
 	run.buffers[result] = to.As(b.DType)
@@ -75,21 +75,15 @@ func (e *Executor) releaseOnce(buffer int) error {
 	return nil
 }
 
-// Outdated makes the next run of each machine on the device compute anew what was computed once of
-// tensors that somebody writes.
-func (e *Executor) Outdated(leaves ...backend.Buffer) {
-	e.device.Copies().Outdated(slices.Values(leaves))
-}
-
-// outdateWritten is Outdated of what updates of the plan write: other machines may have it frozen.
-func (e *Executor) outdateWritten() {
-	e.device.Copies().Outdated(func(yield func(backend.Buffer) bool) {
-		for i, b := range e.plan.Buffers {
-			if b.Written && !yield(e.given(i)) {
-				return
-			}
+// written returns the host memory of what updates of the plan write.
+func (e *Executor) written() []backend.Buffer {
+	e.changes = e.changes[:0]
+	for i, b := range e.plan.Buffers {
+		if b.Written {
+			e.changes = append(e.changes, e.given(i))
 		}
-	})
+	}
+	return e.changes
 }
 
 // given returns the host memory that a buffer was given.

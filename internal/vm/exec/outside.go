@@ -138,11 +138,11 @@ func (e *Executor) refresh() error {
 		if c == nil {
 			continue
 		}
-		held := e.device.Copies().Held(c)
-		if c.Fresh && held {
+		copies := e.device.Copies()
+		if copies.Current(c) {
 			continue
 		}
-		if c.Fresh && equal(c.Sent, c.Host.Bytes()) {
+		if c.Fresh && !copies.Held(c) && equal(c.Sent, c.Host.Bytes()) {
 			e.compared += len(c.Sent)
 			continue
 		}
@@ -152,20 +152,9 @@ func (e *Executor) refresh() error {
 		if err := e.device.Move(e.buffers[i], c.Host); err != nil {
 			return err
 		}
-		if c.Fresh = true; !held {
-			c.Sent = append(c.Sent[:0], c.Host.Bytes()...)
-		}
+		copies.Send(c)
 	}
 	return nil
-}
-
-// Forget makes the next run copy buffers to the device anew, unless the device has newer elements.
-func (e *Executor) Forget(buffers ...int) {
-	for _, i := range buffers {
-		if c := e.resident[i]; c != nil && residence.Present(c.Host) == nil {
-			c.Fresh = false
-		}
-	}
 }
 
 // Outdate marks the host's memory of an input that updates of the plan have written on a device. It
@@ -186,7 +175,7 @@ func (e *Executor) Pull(buffers ...int) error {
 	copies := make([]*residence.Copy, len(buffers))
 	for i, b := range buffers {
 		copies[i] = e.resident[b]
-		e.Outdated(e.given(b)) // the host may write
+		residence.Written(e.given(b)) // the host may write
 	}
 	return pull(e.device, copies)
 }
