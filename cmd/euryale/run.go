@@ -181,14 +181,15 @@ func (c *runCmd) machines(s *streams) (*launch.Machines, error) {
 	if m.Rendezvous == "" && m.Count > 1 && found.Addr != "" && found.Port != 0 {
 		m.Rendezvous, m.Job = net.JoinHostPort(found.Addr, strconv.Itoa(found.Port)), found.Job
 	}
-	unsaid := ""
-	if found.Size > 0 {
+	by, unsaid := "", ""
+	if found.Size > 1 || found.Rank > 0 {
+		by = ", by flags or " + found.Launcher()
 		unsaid = "; " + found.Launcher() + " says no such address"
 	}
 	switch {
 	case m.Count < 1 || m.Number < 0 || m.Number >= m.Count:
-		return nil, fmt.Errorf("--node-rank=%d of --nnodes=%d, by flags or %s: machines are "+
-			"numbered from 0", m.Number, m.Count, found.Launcher())
+		return nil, fmt.Errorf("--node-rank=%d of --nnodes=%d%s: machines are numbered from 0",
+			m.Number, m.Count, by)
 	case m.Count > 1 && m.Rendezvous == "":
 		return nil, fmt.Errorf("%d machines need --rendezvous HOST:PORT: an address of machine 0 "+
 			"that all machines reach, and a free port there%s", m.Count, unsaid)

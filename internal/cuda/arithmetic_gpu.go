@@ -40,8 +40,8 @@ func (l launcher) Launch(c gpukernels.Launch) error {
 // ampere is the compute capability from which on tensor cores multiply bf16.
 const ampere = 80
 
-// allocWorkspace gives the queue the workspace that kernels for few rows and few queries need, where
-// the device has them.
+// allocWorkspace gives the queue the workspace that kernels for few rows and few queries need,
+// where the device has them.
 func (q *Queue) allocWorkspace() error {
 	if q.device.arch < ampere || q.workspace.Len() > 0 {
 		return nil

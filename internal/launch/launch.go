@@ -239,7 +239,8 @@ func (j Job) check() error {
 	}
 	switch slots := Slots(j.Hosts); {
 	case slots > 0 && (j.Ranks < 1 || j.Ranks > slots):
-		return fmt.Errorf("%d ranks: the hosts take 1 to %d", j.Ranks, slots)
+		return fmt.Errorf("%d ranks: the hosts take 1 to %d: write HOST:N for a host that takes N",
+			j.Ranks, slots)
 	case slots == 0 && (j.Ranks < 1 || j.Ranks > MaxRanks):
 		return fmt.Errorf("%d ranks: a job has 1 to %d on one machine", j.Ranks, MaxRanks)
 	case j.Grace < 0:
