@@ -99,8 +99,8 @@ var fewRowsWays = []fewRowsWay{{64, 528, 0}, {64, 528, 1}, {64, 528, 2}, {64, 52
 	{64, 264, 3}, {16, 528, 0}, {16, 528, 1}, {16, 528, 3}, {16, 264, 3}}
 
 // BenchmarkFewRowsOnGPU prints the microseconds of a product of a few rows by transposed weights of
-// bf16 that come from memory, K by N: by cuBLAS, by each of our kernels (columns of a tile/blocks at
-// a time/early: 1 lets the next kernel start, 2 asks for memory before the kernels before have
+// bf16 that come from memory, K by N: by cuBLAS, by each of our kernels (columns of a tile/blocks
+// at a time/early: 1 lets the next kernel start, 2 asks for memory before the kernels before have
 // ended), the best of these and its part of 4.8 TB/s. "in turn" is a product and a small loop in
 // turn.
 func BenchmarkFewRowsOnGPU(b *testing.B) {
