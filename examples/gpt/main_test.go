@@ -132,7 +132,7 @@ func TestStandardLibrary(t *testing.T) {
 
 func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 	exampletest.ToldToEnd(t, small(repeating(t))+" --steps 200 --every 20", "step 40/",
-		"saved in (?s:.*)going on after step ")
+		"to go on from (?s:.*)going on after step ")
 }
 
 // TestBadArguments: what cannot be is said, with the exit code of a wrong command line where no
@@ -190,28 +190,44 @@ func TestALostRankChangesNothing(t *testing.T) {
 	}
 }
 
+// elastic returns a job of elastic ranks.
+func elastic(t *testing.T, ranks int, flags string, environ ...string) *exampletest.Job {
+	j := exampletest.New(t, ranks, flags+" --elastic", environ...)
+	j.Elastic, j.Grace = &launch.Elastic{Least: 1, Standby: 1}, time.Minute
+	return j
+}
+
+// TestElasticRanksWithoutACheckpointSayThatNothingIsSaved: all are told to end.
+func TestElasticRanksWithoutACheckpointSayThatNothingIsSaved(t *testing.T) {
+	j := elastic(t, 2, small(repeating(t))+"00 --every 20 --tree 4")
+	signals := make(chan os.Signal, 1)
+	j.Signals = signals
+	j.Out.Text, j.Out.Then = "step 20/", func() { signals <- syscall.SIGTERM }
+	err := j.Refused(t, "")
+	require.That(t, errors.As(err, new(*launch.Interrupted)) &&
+		strings.Contains(j.Out.String(), "nothing is saved without --checkpoint") &&
+		!strings.Contains(j.Out.String(), "go on from :"), "it ends with %v:\n%s%s", err, &j.Out,
+		&j.Errs)
+}
+
 // TestElasticRanksHaveTheBitsOfATree: one is killed, then all are told to end and save. The next
 // start goes on, elastic or not, and ends as a tree on one rank does.
 func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
 	flags := small(repeating(t)) + "0 --every 20 --tree 4" // 100 steps
 	loss, eval, _, params := ending(t, exampletest.Train(t, 1, flags))
-	elastic := func(ranks int, flags string, environ ...string) *exampletest.Job {
-		j := exampletest.New(t, ranks, flags+" --elastic", environ...)
-		j.Elastic, j.Grace = &launch.Elastic{Least: 1, Standby: 1}, time.Minute
-		return j
-	}
 	for name, next := range map[string]*exampletest.Job{
-		"elastic": elastic(2, flags), "not elastic": exampletest.New(t, 2, flags),
+		"elastic": elastic(t, 2, flags), "not elastic": exampletest.New(t, 2, flags),
 	} {
 		dir := filepath.Join(t.TempDir(), "state")
 		signals := make(chan os.Signal, 1)
-		first := elastic(3, flags+" --checkpoint "+dir, "EURYALE_FAULT=kill,rank=1,call=150")
+		first := elastic(t, 3, flags+" --checkpoint "+dir,
+			"EURYALE_FAULT=kill,rank=1,call=150")
 		first.Signals = signals
 		first.Out.Text, first.Out.Then = "step 40/", func() { signals <- syscall.SIGTERM }
 		err := first.Refused(t, "")
 		require.That(t, errors.As(err, new(*launch.Interrupted)) &&
-			strings.Contains(first.Out.String(), "saved in "+dir), "it ends with %v:\n%s%s", err,
-			&first.Out, &first.Errs)
+			strings.Contains(first.Out.String(), "to go on from "+dir), "it ends with %v:\n%s%s",
+			err, &first.Out, &first.Errs)
 		next.Args = append(next.Args, "--checkpoint", dir)
 		printed := next.Run(t)
 		gotLoss, gotEval, _, got := ending(t, printed)

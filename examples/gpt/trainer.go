@@ -146,7 +146,8 @@ func (t *trainer) train(ctx context.Context) error {
 				stop, err = t.stopped(ctx) // none if a replacement has come
 			}
 			if err == nil && stop != nil {
-				t.print("saved in %s after step %d: start it again to go on", t.checkpoint, done)
+				t.print("ended after step %d: start it again to go on from %s", done,
+					cmp.Or(t.checkpoint, "step 0, nothing is saved without --checkpoint"))
 				return stop
 			}
 		default:
