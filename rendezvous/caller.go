@@ -106,7 +106,7 @@ func (c *caller) giveUp(call *request, why error) {
 		return
 	}
 	c.finish(call, why)
-	if call.kind == kindGet || call.kind == kindGather {
+	if call.kind == kindGet || call.kind == kindGather || call.kind == kindEntries {
 		c.do(push{frame{kind: kindCancel, id: call.id}})
 	} else {
 		c.silent = true

@@ -218,6 +218,37 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 	return current, swapped, u.done()
 }
 
+// Append implements [Log].
+func (c *client) Append(ctx context.Context, key string, i int, value []byte) (at int, err error) {
+	if err := checkPair(rankKey(key, i), value); err != nil {
+		return 0, err
+	}
+	body := packBytes(packInt(packString(nil, key), int64(i)), copied(value))
+	u, _, err := c.request(ctx, kindAppend, key, body)
+	if err != nil {
+		return 0, err
+	}
+	at = int(u.int())
+	return at, u.done()
+}
+
+// Entries implements [Log].
+func (c *client) Entries(ctx context.Context, key string, i int) ([][]byte, error) {
+	if err := checkPair(rankKey(key, i), nil); err != nil {
+		return nil, err
+	}
+	u, _, err := c.request(ctx, kindEntries, key, packInt(packString(nil, key), int64(i)))
+	if err != nil {
+		return nil, err
+	}
+	return u.list()
+}
+
+// Peek implements [Log].
+func (c *client) Peek(ctx context.Context, key string, entries ...int) ([][]byte, error) {
+	return peekEntries(ctx, c, key, entries)
+}
+
 // Close leaves the store.
 func (c *client) Close() error {
 	c.close(ErrClosed)

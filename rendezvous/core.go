@@ -35,12 +35,21 @@ type core struct {
 	expected int              // of a successor: how many members come from the server before
 	reports  lastReports      // of this rank
 	held     []*held
+	packing  packing // of which packed is the answer
+	packed   []byte
 
 	phase  phase
 	turn   int     // counts phases
 	late   bool    // the time of the phase is up
 	alone  bool    // nobody is waited for: see [World.Dissolve]
 	leader *member // that was asked last to serve
+}
+
+// packing is an answer to an all-gather of all ranks. It is the same for each, and packed once:
+// 4,096 of them would take 4 GB.
+type packing struct {
+	key        string
+	size, from int
 }
 
 // phase is how far a server is from its end.
@@ -109,7 +118,8 @@ type member struct {
 type wait struct {
 	get  string     // the key, or
 	all  *gathering // those of a gathering
-	from int        // an index of all: the values before are not asked for
+	log  string     // of which get is an entry; those behind it are asked for, too
+	from int        // an index of all, or of the log: what is before is not asked for
 	next int        // an index of all: the values before are set
 	by   *member    // nil for this process
 	id   uint64     // of the request
@@ -165,6 +175,13 @@ func (w *wait) key() string {
 
 // await answers a call once its keys are set.
 func (c *core) await(w *wait) {
+	var of packing
+	if w.all != nil && w.all.members == nil {
+		of = packing{w.all.key, w.all.size, w.from}
+	}
+	if of.key != "" && of == c.packing { // all its keys are set
+		w.next = w.all.count()
+	}
 	for key := w.key(); key != ""; key = w.key() {
 		if _, ok := c.values[key]; !ok {
 			c.waits[key] = append(c.waits[key], w)
@@ -173,8 +190,16 @@ func (c *core) await(w *wait) {
 		w.next++
 	}
 	value := c.values[w.get]
-	if w.all != nil {
+	switch {
+	case of.key != "":
+		if of != c.packing {
+			c.packing, c.packed = of, c.pack(*w.all, w.from)
+		}
+		value = c.packed
+	case w.all != nil:
 		value = c.pack(*w.all, w.from)
+	case w.log != "":
+		value = c.entries(w.log, w.from)
 	}
 	switch {
 	case w.by != nil:
@@ -357,9 +382,13 @@ func (c *core) hear(m *member, f frame) error {
 	case kindGet:
 		key := u.string()
 		c.beginWait(m, f, &wait{get: key}, errors.Join(u.done(), checkPair(key, nil)))
+	case kindEntries:
+		key, i := u.string(), int(u.int())
+		c.beginWait(m, f, &wait{get: rankKey(key, i), log: key, from: i},
+			errors.Join(u.done(), checkPair(key, nil)))
 	case kindGather, kindPeek:
 		c.answerGathering(m, f)
-	case kindSet, kindSwap:
+	case kindSet, kindSwap, kindAppend:
 		body, err := c.request(m, f)
 		c.reply(m, f.id, body, err)
 	default:
@@ -382,8 +411,12 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 	u := unpacker{rest: f.body}
 	key := u.string()
 	var old, value []byte
-	if f.kind == kindSwap {
+	i := 0
+	switch f.kind {
+	case kindSwap:
 		old = u.bytes()
+	case kindAppend:
+		i = int(u.int())
 	}
 	value = u.bytes()
 	err := errors.Join(u.done(), checkPair(key, value))
@@ -393,6 +426,8 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 	case f.kind == kindSwap:
 		current, swapped := c.swap(key, old, copied(value))
 		return packBytes(packInt(nil, map[bool]int64{true: 1}[swapped]), current), nil
+	case f.kind == kindAppend:
+		return packInt(nil, int64(c.append(key, i, copied(value)))), nil
 	case key == reportKey(m.rank):
 		m.moved = true
 		m.reports.takeReport(value, c.now)
@@ -436,6 +471,25 @@ func (c *core) answerGathering(m *member, f frame) {
 func (c *core) pack(g gathering, from int) (body []byte) {
 	for i := from; i < g.count() && len(body) < maxValue; i++ {
 		body = packBytes(body, c.values[rankKey(g.key, g.member(i))])
+	}
+	return body
+}
+
+// append stores the next entry of a log, from entry i on.
+func (c *core) append(key string, i int, value []byte) int {
+	for c.values[rankKey(key, i)] != nil {
+		i++
+	}
+	c.put(rankKey(key, i), value)
+	return i
+}
+
+// entries packs the entries of a log from entry i on, as many as fit into an answer.
+func (c *core) entries(key string, i int) (body []byte) {
+	value, ok := c.values[rankKey(key, i)]
+	for ; ok && (body == nil || len(body)+len(value) < maxValue); i++ {
+		body = packBytes(body, value)
+		value, ok = c.values[rankKey(key, i+1)]
 	}
 	return body
 }

@@ -44,6 +44,8 @@ const (
 	kindGather
 	// the same -> kindDone: values, nil if not set
 	kindPeek
+	kindAppend  // key, entry, value       -> kindDone: the entry
+	kindEntries // key, entry              -> kindDone: entries, once the first is there
 	kindEnd
 )
 
@@ -141,6 +143,14 @@ func (u *unpacker) int() int64 {
 		return 0
 	}
 	return int64(binary.LittleEndian.Uint64(v))
+}
+
+// list reads all values that are left.
+func (u *unpacker) list() (values [][]byte, err error) {
+	for len(u.rest) > 0 && !u.bad {
+		values = append(values, u.bytes())
+	}
+	return values, u.done()
 }
 
 // done reports whether exactly everything was read.

@@ -42,6 +42,14 @@ type gatherer interface {
 	peek(ctx context.Context, g gathering) ([][]byte, error)
 }
 
+// peekEntries implements [Log.Peek].
+func peekEntries(ctx context.Context, g gatherer, key string, entries []int) ([][]byte, error) {
+	if len(entries) == 0 {
+		return nil, nil
+	}
+	return g.peek(ctx, gathering{key: key, size: maxRanks, members: entries})
+}
+
 // oneByOne is the gatherer over any store, by a call for each value.
 type oneByOne struct{ Store }
 

@@ -17,7 +17,7 @@ import (
 
 const (
 	// protocol is the version of everything said after the handshake.
-	protocol = 5
+	protocol = 6
 	magic    = "euryale\n"
 	// handshakeTime bounds the handshake on the server's side. A client waits that long at first,
 	// and twice as long in each further attempt.

@@ -44,7 +44,12 @@ func (t *table) tell(event func()) {
 // get waits until key is set or ctx ends. If both have happened the value wins, so that a published
 // failure is never dropped.
 func (t *table) get(ctx context.Context, key string) ([]byte, error) {
-	w := &wait{get: key, done: make(chan struct{})}
+	return t.answered(ctx, &wait{get: key})
+}
+
+// answered is get for any wait.
+func (t *table) answered(ctx context.Context, w *wait) ([]byte, error) {
+	w.done = make(chan struct{})
 	t.tell(func() { t.await(w) })
 	select {
 	case <-w.done:
@@ -66,7 +71,7 @@ type memStore struct {
 }
 
 // NewMemStore returns a store for goroutines of this process.
-func NewMemStore() Store { return newTable().open() }
+func NewMemStore() Log { return newTable().open() }
 
 // open returns one more Store on the table.
 func (t *table) open() *memStore {
@@ -116,6 +121,35 @@ func (m *memStore) CompareAndSwap(ctx context.Context, key string, old, new []by
 		current = copied(current)
 	}
 	return current, swapped, nil
+}
+
+// Append implements [Log].
+func (m *memStore) Append(ctx context.Context, key string, i int, value []byte) (at int,
+	err error) {
+	if err := m.check(ctx, rankKey(key, i), value); err != nil {
+		return 0, err
+	}
+	m.t.tell(func() { at = m.t.append(key, i, copied(value)) })
+	return at, nil
+}
+
+// Entries implements [Log].
+func (m *memStore) Entries(ctx context.Context, key string, i int) ([][]byte, error) {
+	if err := m.check(ctx, rankKey(key, i), nil); err != nil {
+		return nil, err
+	}
+	ctx, cancel := endWith(ctx, m.closed)
+	defer cancel()
+	body, err := m.t.answered(ctx, &wait{get: rankKey(key, i), log: key, from: i})
+	if err != nil {
+		return nil, err
+	}
+	return (&unpacker{rest: body}).list() // which is a copy
+}
+
+// Peek implements [Log].
+func (m *memStore) Peek(ctx context.Context, key string, entries ...int) ([][]byte, error) {
+	return peekEntries(ctx, oneByOne{m}, key, entries)
 }
 
 func (m *memStore) Close() error {

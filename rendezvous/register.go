@@ -34,7 +34,7 @@ func ServeRegister(e Env, everywhere bool, lost func(process int)) (*Register, e
 func (r *Register) Addr() string { return r.server.ln.Addr().String() }
 
 // Store returns the register for the process that serves it.
-func (r *Register) Store() Store { return r.server.table.open() }
+func (r *Register) Store() Log { return r.server.table.open() }
 
 // Joined reports whether a process has ever connected.
 func (r *Register) Joined() (joined bool) {
@@ -47,7 +47,7 @@ func (r *Register) Close() { r.server.stop() }
 
 // OpenRegister connects a process of a job, whose number is at least 1, to the register at an
 // address.
-func OpenRegister(ctx context.Context, addr string, e Env, process int) (Store, error) {
+func OpenRegister(ctx context.Context, addr string, e Env, process int) (Log, error) {
 	me, err := identify(Env{Job: e.Job, Rank: process, Size: maxRanks, TLS: e.TLS})
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)

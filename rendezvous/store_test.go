@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -280,5 +281,59 @@ func TestManyWaitersAtOnce(t *testing.T) {
 			require.Report(t, s[k%len(s)].Set(ctx, fmt.Sprint(k), []byte(fmt.Sprint(k))))
 		}
 		wg.Wait()
+	})
+}
+
+// TestALogHasOneOrder: of what all append, each entry once, whoever reads it from wherever.
+func TestALogHasOneOrder(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		const each = 50
+		ctx := within(t, long)
+		var writers sync.WaitGroup
+		for w := range s {
+			writers.Go(func() {
+				for i := range each {
+					at, err := s[w].(Log).Append(ctx, "log", i, fmt.Append(nil, w, " ", i))
+					require.Check(t, err == nil && at >= i, "entry %d of %d is at %d: %v", i, w, at,
+						err)
+				}
+			})
+		}
+		var all [][]byte
+		for len(all) < each*len(s) {
+			more := require.Value(s[1].(Log).Entries(ctx, "log", len(all)))(t)
+			require.That(t, len(more) > 0, "no entries from %d on", len(all))
+			all = append(all, more...)
+		}
+		writers.Wait()
+		next := make([]int, len(s))
+		for _, entry := range all {
+			var w, i int
+			fmt.Sscan(string(entry), &w, &i)
+			require.Check(t, i == next[w], "entry %d of %d comes where %d should", i, w, next[w])
+			next[w]++
+		}
+		for _, store := range s {
+			some := require.Value(store.(Log).Entries(ctx, "log", 100))(t)
+			require.Check(t, slices.EqualFunc(some, all[100:], bytes.Equal), "from 100 on: %q",
+				some)
+			some = require.Value(store.(Log).Peek(ctx, "log", 7, 1000, 3))(t)
+			require.Check(t, slices.EqualFunc(some, [][]byte{all[7], nil, all[3]}, bytes.Equal),
+				"7, 1000 and 3: %q", some)
+			some = require.Value(store.(Log).Peek(ctx, "log"))(t)
+			require.Check(t, len(some) == 0, "none: %q", some)
+			require.Fails(t, "an entry that nobody appends",
+				require.Err(store.(Log).Entries(within(t, soon), "log", 1000)),
+				context.DeadlineExceeded)
+		}
+		large := make([]byte, maxValue)
+		for i := range 3 {
+			require.NoError(t, require.Err(s[1].(Log).Append(ctx, "large", i, large[i:])))
+		}
+		for i := range 3 {
+			some := require.Value(s[2].(Log).Entries(ctx, "large", i))(t)
+			require.Check(t, len(some) == 1 && len(some[0]) == maxValue-i, "entry %d comes with %d",
+				i, len(some))
+		}
 	})
 }

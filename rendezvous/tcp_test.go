@@ -124,7 +124,7 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 		want   string
 	}{
 		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 " +
-			"(process 1000 on h) has 5, rank 1 (process 1001 on h) has 7"},
+			"(process 1000 on h) has 6, rank 1 (process 1001 on h) has 7"},
 		"build": {func(id *identity) {
 			id.build = "c"
 		}, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},

@@ -38,7 +38,7 @@ type ranked struct {
 	device backend.Device // of its machines, nil for the host
 	lock   *sync.Mutex    // to build graphs
 
-	register rendezvous.Store // of an elastic job, nil for none
+	register rendezvous.Log // of an elastic job, nil for none
 }
 
 // build makes a model. Each rank has its own values of all variables.

@@ -12,12 +12,14 @@ import (
 	"time"
 )
 
-// Register is a store that outlives the processes of a job: see rendezvous.Store.
+// Register is a store that outlives the processes of a job: see rendezvous.Log.
 type Register interface {
 	Get(ctx context.Context, key string) ([]byte, error)
 	Set(ctx context.Context, key string, value []byte) error
 	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool,
 		err error)
+	Append(ctx context.Context, key string, i int, value []byte) (at int, err error)
+	Entries(ctx context.Context, key string, i int) ([][]byte, error)
 }
 
 // record is an entry of the log in a register, in which all that processes tell each other is in
@@ -32,24 +34,30 @@ type record struct {
 	Dead    ID      `json:",omitempty"`
 }
 
-func logKey(i int) string { return fmt.Sprintf("elastic/%d", i) }
+// logKey is of the log in the register.
+const logKey = "elastic/log"
 
-// write appends a record to the log, as entry i at the earliest, and returns its index. passes, nil
-// for none, is given the entries from i to there.
-func write(ctx context.Context, r Register, i int, entry record, passes func(text []byte)) (int,
-	error) {
+// write appends a record to the log, as entry i at the earliest, and returns its index. passes is
+// given the entries from i to there, and says whether one makes the record needless.
+func write(ctx context.Context, r Register, i int, entry record, passes func(text []byte) bool) (
+	int, error) {
 	text, err := json.Marshal(entry)
 	for ; err == nil; i++ {
 		var there []byte
 		var done bool
-		if there, done, err = r.CompareAndSwap(ctx, logKey(i), nil, text); done {
+		there, done, err = r.CompareAndSwap(ctx, fmt.Sprintf("%s/%d", logKey, i), nil, text)
+		if done || err == nil && passes(there) {
 			return i, nil
 		}
-		if err == nil && passes != nil {
-			passes(there)
-		}
 	}
-	return 0, fmt.Errorf("write to the log of the elastic job: %w", err)
+	return 0, unwritten(err)
+}
+
+func unwritten(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("write to the log of the elastic job: %w", err)
 }
 
 // grace is how long members that have stopped wait for the others to post where they have. A rank
@@ -229,10 +237,10 @@ func (j *Job) catchUp(ctx context.Context, first View) (present View, events []E
 		return first, nil, 0, fmt.Errorf("ask where the log of the elastic job begins: %w", err)
 	}
 	present = first
-	own, err := write(ctx, j.register, j.since, record{Hello: j.id}, func(text []byte) {
+	own, err := write(ctx, j.register, j.since, record{Hello: j.id}, func(text []byte) bool {
 		var entry record
 		if json.Unmarshal(text, &entry) != nil {
-			return // no process writes such
+			return false // no process writes such
 		}
 		if v := entry.Decided; v != nil && v.Generation > present.Generation {
 			present = *v
@@ -240,19 +248,9 @@ func (j *Job) catchUp(ctx context.Context, first View) (present View, events []E
 		if e := entry.event(); e != nil {
 			events = append(events, e)
 		}
+		return false
 	})
 	return present, events, own + 1, err
-}
-
-func (j *Job) entry(ctx context.Context, i int) (entry record, err error) {
-	text, err := j.register.Get(ctx, logKey(i))
-	if err == nil {
-		err = json.Unmarshal(text, &entry)
-	}
-	if err != nil {
-		err = fmt.Errorf("process %v reads the log of the elastic job: %w", j.id, err)
-	}
-	return entry, err
 }
 
 // event returns what an entry tells a process, nil for nothing.
@@ -276,13 +274,19 @@ func (r record) event() Event {
 
 // read follows the log from an entry on.
 func (j *Job) read(i int) {
-	for ; ; i++ {
-		entry, err := j.entry(j.over, i)
+	for {
+		texts, err := j.register.Entries(j.over, logKey, i)
+		for ; err == nil && len(texts) > 0; texts = texts[1:] {
+			var entry record
+			if err = json.Unmarshal(texts[0], &entry); err == nil {
+				j.hear(i, entry)
+				i++
+			}
+		}
 		if err != nil {
-			j.end(err)
+			j.end(fmt.Errorf("process %v reads the log of the elastic job: %w", j.id, err))
 			return
 		}
-		j.hear(i, entry)
 	}
 }
 
@@ -326,10 +330,21 @@ func (j *Job) writeAll() {
 	}
 }
 
-// write writes a record. With a decision, replacements learn where the one before it is.
+// write writes a record. A decision is long, and all members take it: it is written once. With it,
+// replacements learn where the one before it is.
 func (j *Job) write(ctx context.Context, w writing) error {
-	_, err := write(ctx, j.register, int(j.heard.Load()), w.record, nil)
-	if err == nil && w.Decided != nil {
+	if w.Decided == nil {
+		text, err := json.Marshal(w.record)
+		if err == nil {
+			_, err = j.register.Append(ctx, logKey, int(j.heard.Load()), text)
+		}
+		return unwritten(err)
+	}
+	_, err := write(ctx, j.register, int(j.heard.Load()), w.record, func(text []byte) bool {
+		v, decided := decode(text).(Decided)
+		return decided && v.View.Generation >= w.Decided.Generation
+	})
+	if err == nil {
 		err = j.register.Set(ctx, sinceKey, fmt.Append(nil, w.since))
 	}
 	return err

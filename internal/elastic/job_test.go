@@ -51,6 +51,33 @@ func (r *table) Set(ctx context.Context, key string, value []byte) error {
 	return nil
 }
 
+func (r *table) Append(ctx context.Context, key string, i int, value []byte) (int, error) {
+	if err := r.answers(ctx); err != nil {
+		return 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.values[fmt.Sprintf("%s/%d", key, i)] != nil {
+		i++
+	}
+	r.set(fmt.Sprintf("%s/%d", key, i), value)
+	return i, nil
+}
+
+func (r *table) Entries(ctx context.Context, key string, i int) (all [][]byte, err error) {
+	value, err := r.Get(ctx, fmt.Sprintf("%s/%d", key, i))
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for ; value != nil; value = r.values[fmt.Sprintf("%s/%d", key, i)] {
+		all = append(all, value)
+		i++
+	}
+	return all, nil
+}
+
 // set sets a value. r.mu is held.
 func (r *table) set(key string, value []byte) {
 	r.values[key] = value

@@ -36,10 +36,13 @@ func (p *Process) choose(next *View) (failing bool) {
 	}
 	kept := next.Members[:min(len(next.Members), most)]
 	next.keep(kept)
+	if !p.enough(p.view) || members < len(p.view.Members) ||
+		!slices.ContainsFunc(kept, func(id ID) bool { return p.posted[id].Idle }) {
+		return false
+	}
 	isNew := func(id ID) bool { return p.view.Rank(id) < 0 }
 	old := slices.DeleteFunc(slices.Clone(kept), isNew)
-	if !p.enough(p.view) || members < len(p.view.Members) || len(old) < members ||
-		!slices.ContainsFunc(old, func(id ID) bool { return p.posted[id].Idle }) {
+	if len(old) < members {
 		return false
 	}
 	next.Tries = p.view.Tries + 1
@@ -73,6 +76,9 @@ func (p *Process) apart(id ID, others []ID) (ids []ID) {
 
 // mutual returns the best of the groups in a view that all reach each other: see better.
 func (p *Process) mutual(v *View, ids []ID, branches *int) []ID {
+	if !slices.ContainsFunc(ids, func(id ID) bool { return len(p.posted[id].Unreached) > 0 }) {
+		return ids
+	}
 	var worst ID
 	var apart []ID
 	for _, id := range ids {

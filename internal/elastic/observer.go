@@ -10,7 +10,7 @@ import (
 // Entry waits for an entry of the log of a job, which are numbered from 0, and returns what it
 // tells: nil for nothing.
 func Entry(ctx context.Context, r Register, i int) (Event, error) {
-	text, err := r.Get(ctx, logKey(i))
+	text, err := r.Get(ctx, fmt.Sprintf("%s/%d", logKey, i))
 	if err != nil {
 		return nil, fmt.Errorf("read the log of the elastic job: %w", err)
 	}
@@ -29,9 +29,10 @@ func decode(text []byte) Event {
 // Bury writes to the log of a job that a process has ended, in entry i or after it. hear is given
 // the entries from i to there.
 func Bury(ctx context.Context, r Register, i int, id ID, hear func(i int, e Event)) error {
-	at, err := write(ctx, r, i, record{Dead: id}, func(text []byte) {
+	at, err := write(ctx, r, i, record{Dead: id}, func(text []byte) bool {
 		hear(i, decode(text))
 		i++
+		return false
 	})
 	if err == nil {
 		hear(at, Dead{id})

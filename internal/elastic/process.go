@@ -175,6 +175,7 @@ type Process struct {
 
 	state State
 	view  View // of the generation; the last one that a replacement has heard of
+	rank  int  // in it, -1 for none
 	at    Position
 
 	dead      map[ID]bool
@@ -185,6 +186,9 @@ type Process struct {
 	holds     map[ID]bool   // members that reported having the state: see Holds
 	graceOver bool
 	lateOver  bool
+	revoked   bool // all members hear that the generation has ended: see Revoke
+	awaits    bool // others, of which it says that it lives: see Await
+	settled   int  // ranks below have posted, or are dead
 	proposed  bool
 	behind    bool // the others have gone on
 }
@@ -204,7 +208,7 @@ func NewReplacement(id ID, limits Limits, present View) (*Process, []Action) {
 }
 
 func newProcess(id ID, limits Limits, view View) *Process {
-	return &Process{id: id, limits: limits, view: view, dead: map[ID]bool{},
+	return &Process{id: id, limits: limits, view: view, rank: view.Rank(id), dead: map[ID]bool{},
 		posted: map[ID]Posted{}, lives: map[ID]bool{}, holds: map[ID]bool{}}
 }
 
@@ -254,12 +258,13 @@ func (p *Process) enough(v View) bool { return v.Ending || len(v.Members) >= p.l
 // hear makes a generation the present one.
 func (p *Process) hear(v View) {
 	p.view, p.graceOver, p.lateOver, p.proposed = v, false, false, false
+	p.rank, p.revoked, p.awaits, p.settled = v.Rank(p.id), false, false, 0
 	p.posted, p.lives, p.holds = map[ID]Posted{}, map[ID]bool{}, map[ID]bool{}
 	p.blame, p.stepped = Blame{}, false
 }
 
 // member reports whether the process is a member of the present generation, and no replacement.
-func (p *Process) member() bool { return p.view.Rank(p.id) >= 0 }
+func (p *Process) member() bool { return p.rank >= 0 }
 
 // gatherMembers stops, finds out whom it can reach, posts that, and waits for the next generation.
 func (p *Process) gatherMembers() []Action {
@@ -309,6 +314,15 @@ func (p *Process) decide() []Action {
 // it must wait for a member; silent says that a member is alive and did not answer in time.
 func (p *Process) present() (next View, complete, silent bool) {
 	next = View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
+	for members := p.view.Members; p.settled < len(members); p.settled++ {
+		id := members[p.settled]
+		if _, ok := p.posted[id]; !ok && !p.dead[id] {
+			break
+		}
+	}
+	if p.settled < len(p.view.Members) && !p.graceOver {
+		return next, false, false
+	}
 	var retires View
 	for _, id := range p.view.Members {
 		post, ok := p.posted[id]
@@ -431,6 +445,9 @@ func (e Broken) apply(p *Process) []Action {
 		return nil
 	}
 	p.blame = e.Blame
+	if p.revoked {
+		return p.gatherMembers()
+	}
 	return append([]Action{Revoke{e.Generation}}, p.gatherMembers()...)
 }
 
@@ -477,6 +494,7 @@ func (e Revoked) apply(p *Process) []Action {
 	if !p.current(e.Generation) {
 		return nil
 	}
+	p.revoked = true
 	return []Action{Interrupt(e)}
 }
 
@@ -487,6 +505,10 @@ func (e Posted) apply(p *Process) []Action {
 	p.posted[e.ID] = e
 	if _, ready := p.posted[p.id]; !ready && p.member() && p.view.Rank(e.ID) >= 0 &&
 		!e.Position.Leaving {
+		if p.awaits {
+			return nil
+		}
+		p.awaits = true
 		return []Action{Await{e.Generation}} // also to let replacements in
 	}
 	return p.decide()
@@ -535,6 +557,7 @@ func (e Decided) apply(p *Process) []Action {
 func (e Dead) apply(p *Process) []Action {
 	p.dead[e.ID] = true
 	if p.state != Gathering && p.view.Rank(e.ID) >= 0 {
+		p.revoked = true
 		return []Action{Interrupt{p.view.Generation}} // of calls that wait for it
 	}
 	return p.decide()

@@ -92,7 +92,6 @@ type simulation struct {
 	notices     *rand.Rand    // says which fault is that a process is told to end; nil for none
 	done        int           // steps
 	longest     time.Duration // from a fault to the next step
-	probes      int           // of links
 	wrong       error         // a generation that cannot be
 }
 
@@ -242,7 +241,6 @@ func (s *simulation) act(c *simulated, actions []Action) {
 func (s *simulation) probe(c *simulated, v View) {
 	others := slices.DeleteFunc(c.p.alive(v.Members), func(id ID) bool { return id == c.id })
 	wait := simProbe
-	s.probes += len(others)
 	if len(s.unreached(c, others)) == 0 {
 		wait = s.Between(time.Millisecond, 2*time.Millisecond)
 		for _, id := range others {

@@ -147,6 +147,9 @@ func (v View) holds(ids []ID) bool {
 
 // keep leaves out all members but some.
 func (v *View) keep(ids []ID) {
+	if len(ids) == len(v.Members) {
+		return
+	}
 	all := *v
 	v.Members, v.At = nil, nil
 	for r, id := range all.Members {

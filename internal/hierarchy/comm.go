@@ -1,6 +1,7 @@
 package hierarchy
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -115,8 +116,8 @@ func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
 
 // terms are what ranks tell each other when they connect.
 type terms struct {
-	World   int // rank of the world
-	Places  string
+	World   int    // rank of the world
+	Places  []byte // a hash: all ranks have all that is told, and a layout names all of them
 	Options Options
 }
 
@@ -128,14 +129,15 @@ func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks ba
 	if l.Size() != c.Size() {
 		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.Size())
 	}
-	mine := terms{c.world.Rank, fmt.Sprint(l.at), o}
+	places := sha256.Sum256(fmt.Append(nil, l.at))
+	mine := terms{c.world.Rank, places[:], o}
 	all, err := group.Agree(tell, c.Capabilities().Members, mine, own)
 	if err != nil {
 		return nil, err
 	}
 	c.plan = Plan{Layout: l, Options: all[0].Options, Direct: c.Capabilities().Direct}
 	for r, t := range all {
-		if t.Places != all[0].Places {
+		if !bytes.Equal(t.Places, all[0].Places) {
 			return nil, fmt.Errorf("%w: rank %d has another topology than rank 0: give every "+
 				"rank the same", backend.ErrArgument, r)
 		}

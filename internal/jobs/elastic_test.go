@@ -151,7 +151,7 @@ type elasticRun struct {
 	lacks    string     // what it has not as the others have
 	from     string     // a directory of checkpoints, "" for none
 	limits   elastic.Limits
-	register rendezvous.Store
+	register rendezvous.Log
 	build    sync.Mutex
 	running  sync.WaitGroup
 
@@ -272,7 +272,7 @@ func (s *bySolver) Apply() error {
 }
 
 // shared is a register that processes do not close.
-type shared struct{ rendezvous.Store }
+type shared struct{ rendezvous.Log }
 
 func (shared) Close() error { return nil }
 

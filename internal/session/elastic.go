@@ -17,7 +17,7 @@ import (
 type Elastic struct {
 	job      *elastic.Job
 	reach    *reach // nil where all processes are on one machine
-	register rendezvous.Store
+	register rendezvous.Log
 	env      rendezvous.Env
 	host     string
 	id       elastic.ID
@@ -36,7 +36,7 @@ type ElasticConfig struct {
 	ID       elastic.ID
 	Limits   elastic.Limits
 	First    elastic.View
-	Register rendezvous.Store
+	Register rendezvous.Log
 	Env      rendezvous.Env // of the job: a generation has its own ranks and size
 	Host     string         // where other machines reach this one; "" if there are none
 	Seat     int            // see seatOf; 0 if it is not known

@@ -11,9 +11,13 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// joinTime bounds how long the ranks of a generation take to connect: all are ready. Those of the
-// first one start, and have the time of any job.
-const joinTime = 20 * time.Second
+// joinTime bounds how long the ranks of a generation take to connect: all are ready. Each of many
+// takes joinRankTime more: rank 0 sends it what all tell. Those of the first generation start, and
+// have the time of any job.
+const (
+	joinTime     = 20 * time.Second
+	joinRankTime = 10 * time.Millisecond
+)
 
 // meeting decides how a process meets the other members of a generation: those on several machines
 // meet at a port that is free on the machine of rank 0, which tells them by the register. It is
@@ -46,7 +50,7 @@ func newMeeting(id elastic.ID, v elastic.View, job rendezvous.Env, apart bool) *
 	m := &meeting{env: job, key: fmt.Sprintf("elastic/meeting/%d", v.Generation), next: joins}
 	env := &m.env
 	if v.Generation > 0 {
-		env.Timeout = min(env.Timeout, joinTime)
+		env.Timeout = min(env.Timeout, joinTime+time.Duration(len(v.Members))*joinRankTime)
 	}
 	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(job.Job), v.Generation)
 	env.Rank, env.Size = v.Rank(id), len(v.Members)

@@ -29,11 +29,12 @@ const (
 // reach finds out which processes of a job on several machines this one reaches. Each listens for
 // that at a port, as long as it takes part.
 type reach struct {
-	register rendezvous.Store
+	register rendezvous.Log
 	ln       net.Listener // nil where all are on one machine
 }
 
-func reachKey(id elastic.ID) string { return fmt.Sprintf("elastic/reach/%d", id) }
+// reachKey is the log of the addresses, by ID.
+const reachKey = "elastic/reach"
 
 // listenAt listens at a free port, and returns its address on a host.
 func listenAt(host string) (ln net.Listener, at string, err error) {
@@ -57,7 +58,7 @@ func freeAt(host string) (at string, err error) {
 func (r *reach) open(ctx context.Context, host string, id elastic.ID) error {
 	ln, at, err := listenAt(host)
 	if err == nil {
-		err = r.register.Set(ctx, reachKey(id), []byte(at))
+		err = r.register.Set(ctx, fmt.Sprintf("%s/%d", reachKey, id), []byte(at))
 		r.ln = ln
 	}
 	if err != nil {
@@ -90,9 +91,12 @@ func (r *reach) unreached(ctx context.Context, ids []elastic.ID) []elastic.ID {
 	for {
 		began, seen := time.Now(), make([]signs, len(ids))
 		trying, cancel := context.WithTimeout(ctx, reachTime)
+		at, err := r.addresses(trying, ids)
 		var tries sync.WaitGroup
-		for i, id := range ids {
-			tries.Go(func() { seen[i] = r.tries(trying, id) })
+		for i := range ids {
+			if seen[i].answers = err != nil || at[i] == nil; !seen[i].answers { // it has begun
+				tries.Go(func() { seen[i] = try(trying, string(at[i])) })
+			}
 		}
 		tries.Wait()
 		cancel()
@@ -105,12 +109,17 @@ func (r *reach) unreached(ctx context.Context, ids []elastic.ID) []elastic.ID {
 	}
 }
 
-// tries tries to reach another process.
-func (r *reach) tries(ctx context.Context, id elastic.ID) signs {
-	at, err := r.register.Get(ctx, reachKey(id))
-	if err != nil {
-		return signs{answers: true} // it has not begun
+// addresses returns those of processes, nil for those that have not begun.
+func (r *reach) addresses(ctx context.Context, ids []elastic.ID) ([][]byte, error) {
+	numbers := make([]int, len(ids))
+	for i, id := range ids {
+		numbers[i] = int(id)
 	}
+	return r.register.Peek(ctx, reachKey, numbers...)
+}
+
+// try tries to reach the process at an address.
+func try(ctx context.Context, at string) signs {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var took, lives, answers atomic.Bool
@@ -122,12 +131,12 @@ func (r *reach) tries(ctx context.Context, id elastic.ID) signs {
 			case <-ctx.Done():
 				return
 			}
-			if i%2 == 0 && answered(ctx, string(at)) {
+			if i%2 == 0 && answered(ctx, at) {
 				answers.Store(true)
 				cancel()
 			}
 			if i%2 == 1 && i < dials { // an answer would have come meanwhile
-				taken(ctx, string(at), &took, &lives)
+				taken(ctx, at, &took, &lives)
 			}
 		})
 	}

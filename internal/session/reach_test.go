@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -17,7 +18,8 @@ func TestWhoSaysNothingIsReachedUnlessItLives(t *testing.T) {
 	listens := func(id elastic.ID, takes func(conn net.Conn)) net.Listener {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err == nil {
-			err = r.register.Set(t.Context(), reachKey(id), []byte(ln.Addr().String()))
+			err = r.register.Set(t.Context(), fmt.Sprintf("%s/%d", reachKey, id),
+				[]byte(ln.Addr().String()))
 		}
 		require.NoError(t, err)
 		t.Cleanup(func() { ln.Close() })
