@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
 	"github.com/euryale-ml/euryale/internal/launch"
+	"github.com/euryale-ml/euryale/internal/scale"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -274,6 +276,7 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 	code, out, stderr := explain("allreduce 64M --topology 2x8 --scale --plot " + picture + links)
 	require.That(t, code == 0, "code %d, %s", code, stderr)
 	_, table, _ := strings.Cut(out, "  runs\n")
+	table, starts, _ := strings.Cut(table, "  starts ")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
 	require.That(t, len(rows) == 10 && strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") &&
 		strings.HasPrefix(strings.TrimSpace(rows[9]),
@@ -288,6 +291,15 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 		require.Check(t, W == 8*M && strings.Contains(one, ": "+runs+", because") &&
 			(slices <= 0 || strings.Contains(one, fmt.Sprintf("in %d slice", slices))), "%s, but "+
 			"explain says\n%s", row, one)
+	}
+	net := scale.Network{Latency: 10 * time.Microsecond, Bandwidth: 8 * 25e9}
+	for _, M := range []int{1, 16, 512} {
+		start, recovery := scale.Start(M, 8, net), scale.Recovery(M, 8, net)
+		row := strings.Join(strings.Fields(fmt.Sprintf("%d %d %d %.1f %.2f %d %.1f %.2f", 8*M, M,
+			start.Messages, float64(start.Bytes)/1e6, start.Time.Seconds(), recovery.Messages,
+			float64(recovery.Bytes)/1e6, recovery.Time.Seconds())), " +")
+		found := regexp.MustCompile("\n +" + row + "\n").MatchString(starts)
+		require.Check(t, found, "no row %s in\n%s", row, starts)
 	}
 	svg, err := os.ReadFile(picture)
 	require.Check(t, err == nil && strings.Contains(string(svg), "<svg"), "no picture: %v", err)

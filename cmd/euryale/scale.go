@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/bench/chart"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/scale"
 )
 
 // The jobs of --scale.
@@ -17,8 +18,8 @@ const (
 	mostScaled   = 4096
 )
 
-// scale predicts the times of jobs of 8 to 4,096 ranks by a plan's links, on machines with as many
-// devices as its own, and draws them if a plot is asked for.
+// scale predicts the times of calls in jobs of 8 to 4,096 ranks by a plan's links, on machines with
+// as many devices as its own, and draws them if a plot is asked for; and starts and recoveries.
 func (e *explainCmd) scale(plan hierarchy.Plan, q question) (string, error) {
 	D := plan.Layout.Devices()
 	if D == 0 {
@@ -51,6 +52,7 @@ func (e *explainCmd) scale(plan hierarchy.Plan, q question) (string, error) {
 		fmt.Fprintf(&b, "  %6d  %8d  %12s  %12s  %6d  %s\n", W, W/D,
 			fmt.Sprintf("%.1f us", micros(c.Flat)), took, c.Slices, runs)
 	}
+	b.WriteString(starts(D, plan.Options.Links.Between))
 	if len(layered.Points) == 0 {
 		return "",
 			usageError{fmt.Errorf("--scale: nothing is hierarchical on machines of %d devices "+
@@ -68,6 +70,28 @@ func (e *explainCmd) scale(plan hierarchy.Plan, q question) (string, error) {
 			layered},
 	})
 	return b.String(), err
+}
+
+// starts predicts the starts and recoveries of jobs of 8 to 4,096 ranks without GPUs, on machines
+// of D ranks with this link between them.
+func starts(D int, between hierarchy.Link) string {
+	var b strings.Builder
+	b.WriteString("  starts of these, once programs are loaded, and recoveries of elastic jobs " +
+		"from the death of a rank, on\n  hosts with a core for each rank: messages of rank 0, or " +
+		"of the launcher, and seconds until all train:\n")
+	fmt.Fprintf(&b, "  %6s  %8s  %15s  %8s  %7s  %18s  %8s  %7s\n", "ranks", "machines",
+		"start: messages", "MB", "seconds", "recovery: messages", "MB", "seconds")
+	net := scale.Network{Latency: between.Latency, Bandwidth: between.Bandwidth * float64(D)}
+	for W := fewestScaled; W <= mostScaled; W *= 2 {
+		if W%D != 0 {
+			continue
+		}
+		start, recovery := scale.Start(W/D, D, net), scale.Recovery(W/D, D, net)
+		fmt.Fprintf(&b, "  %6d  %8d  %15d  %8.1f  %7.2f  %18d  %8.1f  %7.2f\n", W, W/D,
+			start.Messages, float64(start.Bytes)/1e6, start.Time.Seconds(), recovery.Messages,
+			float64(recovery.Bytes)/1e6, recovery.Time.Seconds())
+	}
+	return b.String()
 }
 
 func micros(t time.Duration) float64 { return float64(t.Nanoseconds()) / 1e3 }
