@@ -100,9 +100,8 @@ func TestTestdataIsMadeByItsScript(t *testing.T) {
 }
 
 // TestRandomFoldersAreEqualOrRefused: folders and adapters of random keys, options and tensors give
-// the logits of transformers and PEFT, or are refused, and they find the same in what is saved of
-// them. EURYALE_FOLDERS and EURYALE_SEED say how many,
-// and which.
+// the logits of transformers and PEFT, and texts of 200 tokens, or are refused, and they find the
+// same in what is saved of them. EURYALE_FOLDERS and EURYALE_SEED say how many, and which.
 func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 	interpreter := python(t)
 	if interpreter == "" {
@@ -112,7 +111,8 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 	output(t, interpreter, "testdata/folders.py", dir, cmp.Or(os.Getenv("EURYALE_FOLDERS"), "200"),
 		cmp.Or(os.Getenv("EURYALE_SEED"), "1"))
 	folders := require.Value(os.ReadDir(dir))(t)
-	equal, refused, both, alone, saved := 0, 0, 0, 0, []string{"testdata/check.py"}
+	equal, refused, both, alone, texts := 0, 0, 0, 0, 0
+	saved := []string{"testdata/check.py"}
 	for _, f := range folders {
 		folder := filepath.Join(dir, f.Name())
 		what := require.Value(os.ReadFile(filepath.Join(folder, "what.json")))(t)
@@ -139,11 +139,34 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 			if err := within1e5(expected{want}, logits); err != nil {
 				t.Errorf("%s: %s: %v", f.Name(), what, err)
 			}
+			if _, _, long := want.Of("greedy"); long && continuesAs(t, folder, expected{want}) {
+				texts++
+			}
 		}
 	}
 	output(t, interpreter, saved...)
-	t.Logf("%d folders: %d equal, %d refused here, %d there, %d by both", len(folders), equal,
-		refused, alone, both)
+	t.Logf("%d folders: %d equal, %d with texts, %d refused here, %d there, %d by both",
+		len(folders), equal, texts, refused, alone, both)
+}
+
+// continuesAs compares a greedy text of a folder, and reports whether the context is not refused.
+func continuesAs(t *testing.T, folder string, want expected) bool {
+	m := load(t, filepath.Join(folder, "model"))
+	adapter := filepath.Join(folder, "adapter")
+	if _, none := os.Stat(adapter); none == nil {
+		require.NoError(t, m.LoadAdapter(adapter))
+	}
+	prompt, text := want.rows(t, "tokens")[0][:8], want.rows(t, "greedy")[0]
+	g, err := models.NewGenerator(m, nil, models.GenerateOptions{Context: 8 + len(text)})
+	if err != nil {
+		t.Logf("no text of %s: %v", folder, err)
+		return false
+	}
+	defer g.Close()
+	got := generated(t, g, models.Sampling{Max: len(text), Stop: []int{}}, prompt)
+	require.Check(t, fmt.Sprint(got[0]) == fmt.Sprint(text), "%s continues with %v, want %v", folder,
+		got[0], text)
+	return true
 }
 
 // logitsOf returns the logits of the tokens of a folder of folders.py, and saves it: again are the

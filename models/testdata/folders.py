@@ -5,8 +5,9 @@ and PEFT compute with them. Needs torch, transformers and peft.
     python3 folders.py DIRECTORY COUNT [SEED]
 
 DIRECTORY/N has model and, for about half of the numbers, adapter; expected.safetensors, which has
-tokens [1, 24] and logits [1, 24, vocabulary], unless transformers or PEFT refuse the folder; and
-what.json, which says what is random in it.
+tokens [1, 24] and logits [1, 24, vocabulary], unless transformers or PEFT refuse the folder, and
+for models of 256 positions greedy [1, 200], which continues the first 8 tokens; and what.json,
+which says what is random in it.
 """
 import copy
 import json
@@ -28,7 +29,7 @@ from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qw
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-VOCABULARY, LENGTH = 61, 24
+VOCABULARY, LENGTH, LONG = 61, 24, 256
 
 
 def ropes(rng, half):
@@ -64,12 +65,13 @@ def config(rng):
     """Returns a random configuration, of sizes that only the file says."""
     kind = rng.choice(["gpt2", "llama", "mistral", "qwen2", "qwen3"])
     if kind == "gpt2":
-        return GPT2Config(vocab_size=VOCABULARY, n_positions=32, n_embd=24, n_layer=3, n_head=4,
-                          n_inner=rng.choice([None, 40]), bos_token_id=1, eos_token_id=2,
+        return GPT2Config(vocab_size=VOCABULARY, n_positions=rng.choice([32, LONG]), n_embd=24,
+                          n_layer=3, n_head=4, n_inner=rng.choice([None, 40]), bos_token_id=1, eos_token_id=2,
                           tie_word_embeddings=rng.random() < 0.7)
     shared = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
                   num_attention_heads=8, num_key_value_heads=rng.choice([2, 8]),
-                  max_position_embeddings=rng.choice([16, 32, 64]), bos_token_id=1, eos_token_id=2,
+                  max_position_embeddings=rng.choice([16, 32, 64, LONG]),
+                  bos_token_id=1, eos_token_id=2,
                   tie_word_embeddings=rng.random() < 0.3)
     width = 4
     if kind != "qwen2" and rng.random() < 0.3:
@@ -296,9 +298,14 @@ def make(rng, folder):
             change_adapter(rng, adapter, what)
             base = PeftModel.from_pretrained(base, adapter).eval()
         with torch.no_grad():
-            logits = base(tokens).logits.float().contiguous()
-        save_file({"tokens": tokens, "logits": logits},
-                  os.path.join(folder, "expected.safetensors"))
+            expected = {"tokens": tokens, "logits": base(tokens).logits.float().contiguous()}
+            if base.config.max_position_embeddings == LONG:
+                row = tokens[:, :8]
+                for _ in range(200):
+                    best = base(row).logits[:, -1].argmax(-1, keepdim=True)
+                    row = torch.cat([row, best], 1)
+                expected["greedy"] = row[:, 8:].contiguous()
+        save_file(expected, os.path.join(folder, "expected.safetensors"))
     except Exception as e:  # whatever they refuse
         what.append(f"{type(e).__name__}: {e}"[:300])
     json.dump(what, open(os.path.join(folder, "what.json"), "w"))
