@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
@@ -230,7 +232,7 @@ func shareOnDevices(t *testing.T, k testenv.Kind, folders ...string) {
 // TestRanksEndAGenerationTogether: the context of one, or an error of its caller, ends it on all
 // ranks after the same step, and other arguments are refused on all.
 func TestRanksEndAGenerationTogether(t *testing.T) {
-	reason := errors.New("enough")
+	reason, other := errors.New("enough"), errors.New("of another rank")
 	var build sync.Mutex
 	within(t, layers.Sizes{DP: 1, SP: 1, TP: 2}, func(l *layers.Layout, _ sync.Locker) error {
 		rank := l.Comm(layers.Tensor).Rank()
@@ -283,15 +285,64 @@ func TestRanksEndAGenerationTogether(t *testing.T) {
 					return errors.New("other prompts are not refused")
 				}
 			case "check", "closed":
-				if tokens = 0; rank == 1 {
-					want = backend.ErrArgument
-				}
+				want, tokens = []error{other, backend.ErrArgument}[rank], 0
+			}
+			if rank == 0 && want == other {
+				require.Fails(t, by, err, "rank 1 cannot go on", "bad argument")
+				err = want
 			}
 			if !errors.Is(err, want) || n != tokens {
 				return fmt.Errorf("%s, rank %d: %d tokens, want %d: %v, want %v", by, rank, n,
 					tokens, err, want)
 			}
 		}
+		return nil
+	})
+}
+
+// TestRanksHearOfTheGeneratorThatOneCannotMake, and of the run that one cannot go on with.
+func TestRanksHearOfTheGeneratorThatOneCannotMake(t *testing.T) {
+	var build sync.Mutex
+	within(t, layers.Sizes{DP: 1, SP: 1, TP: 2}, func(l *layers.Layout, _ sync.Locker) error {
+		rank, m := l.Comm(layers.Tensor).Rank(), load(t, filepath.Join("testdata", "llama3"))
+		defer m.Close()
+		lacking := gorgonia.NewScalar(gorgonia.NewGraph(), tensor.Float32,
+			gorgonia.WithName("none"))
+		for _, wrong := range []struct {
+			models.GenerateOptions // of rank 1
+			says                   string
+		}{
+			{models.GenerateOptions{Batch: -1}, "rank 1 cannot go on: bad argument: a batch of -1"},
+			{models.GenerateOptions{Learnables: gorgonia.Nodes{lacking}},
+				"rank 1 cannot go on: bad argument: the model has no learnable none"},
+			{models.GenerateOptions{Batch: 2}, "a batch of 2"},
+		} {
+			o := models.GenerateOptions{}
+			if rank == 1 {
+				o = wrong.GenerateOptions
+			}
+			o.Layout, o.Build = l, &build
+			_, err := models.NewGenerator(m, nil, o)
+			require.Fails(t, fmt.Sprint("rank ", rank), err, wrong.says)
+		}
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 0)
+		build.Lock()
+		require.NoError(t, require.Err(m.Logits(b, b.Tokens("tokens", 1, 1, 4))))
+		build.Unlock()
+		o := models.GenerateOptions{Layout: l, Build: &build, Learnables: b.Learnables()}
+		g, err := models.NewGenerator(m, nil, o)
+		require.NoError(t, err)
+		defer g.Close()
+		s := models.Sampling{Max: 9}
+		err = g.Generate(t.Context(), [][]int{{1, 2}}, s, func(_, _ int) error {
+			if rank == 1 {
+				w := b.Learnables()[0].Value().(*tensor.Dense).Float32s()
+				residence.LeaveToOthers(backend.Of(w), 0, 0)
+			}
+			return nil
+		})
+		require.Fails(t, fmt.Sprint("rank ", rank), err, "has only this rank's shard")
+		require.Check(t, rank == 1 || strings.Contains(err.Error(), "rank 1"), "%v", err)
 		return nil
 	})
 }

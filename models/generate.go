@@ -96,64 +96,84 @@ type generating struct {
 // Learnables that the model lacks or that have other shapes or dtypes; [backend.ErrUnsupported] for
 // a Context in which the angles of rotary positions would change (types "dynamic" and "longrope"),
 // and for a layout that shards positions; those of [Model.Logits], such as for fewer heads of keys
-// than ranks that shard them, and of vm.New.
+// than ranks that shard them, and of vm.New. Ranks that share the weights have an error if one of
+// them has, which it names; NewGenerator waits for them.
 func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Generator, err error) {
 	defer named(&err, "generator")
+	g := &Generator{device: device, options: o, graphs: map[form]*generating{},
+		tensors: map[string]*tensor.Dense{}, layout: o.Layout}
+	err = g.prepare(m)
+	if _, err = g.graph(g.stepFor(Sampling{}), err); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}
+
+// prepare checks the arguments, and has what all graphs have in common.
+func (g *Generator) prepare(m *Model) (err error) {
+	o := &g.options
 	if err := backend.Given("", "m", m, "o.Learnables", o.Learnables); err != nil {
-		return nil, err
+		return err
 	}
 	o.Batch, o.Context = cmp.Or(o.Batch, 1), cmp.Or(o.Context, m.Positions)
 	if o.Batch < 0 || o.Context < 0 || m.Type == gpt2 && o.Context > m.Positions {
-		return nil, fmt.Errorf("%w: a batch of %d with a context of %d, of a model of %d positions",
+		return fmt.Errorf("%w: a batch of %d with a context of %d, of a model of %d positions",
 			backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
 	if o.Layout != nil && o.Layout.SP > 1 {
-		return nil, fmt.Errorf("%w: a layout of %v shards positions, which come one at a time: "+
+		return fmt.Errorf("%w: a layout of %v shards positions, which come one at a time: "+
 			"use its ranks for weights or samples", backend.ErrUnsupported, o.Layout)
 	}
 	if err := m.grows(o.Context); err != nil {
-		return nil, err
+		return err
 	}
 	now := *m // later graphs have the adapter that the first one has
 	now.Random = nil
-	g := &Generator{model: &now, device: device, options: o, graphs: map[form]*generating{},
-		tensors: map[string]*tensor.Dense{}, layout: o.Layout}
+	g.model = &now
 	for _, n := range o.Learnables {
 		if t, ok := n.Value().(*tensor.Dense); ok {
 			g.tensors[n.Name()] = t
 		}
 	}
 	if g.layout == nil {
-		if g.layout, err = layers.NewLayout(autograd.Solo(), 1, 1, 1); err != nil {
-			return nil, err
-		}
+		g.layout, err = layers.NewLayout(autograd.Solo(), 1, 1, 1)
 	}
-	step, err := g.graph(g.stepFor(Sampling{}))
-	for _, n := range o.Learnables {
-		if err == nil && len(step.logits.Graph().ByName(n.Name())) == 0 {
-			err = fmt.Errorf("%w: the model has no learnable %s", backend.ErrArgument, n.Name())
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, g.Close())
-	}
-	return g, nil
+	return err
 }
 
-// graph returns a graph, which it makes once.
-func (g *Generator) graph(f form) (*generating, error) {
+// graph returns a graph, which it makes once, unless a rank that shares the weights has a problem.
+func (g *Generator) graph(f form, problem error) (r *generating, err error) {
 	if r := g.graphs[f]; r != nil {
 		return r, nil
 	}
-	r, err := g.build(f)
+	if err = problem; err == nil {
+		r, err = g.build(f)
+	}
+	var machine *vm.Machine
 	if err == nil {
-		r.machine, err = vm.New(r.logits.Graph(), g.device, append(r.options, vm.Eval(),
+		machine, err = vm.New(r.logits.Graph(), g.device, append(r.options, vm.Eval(),
 			vm.WithPrecision(g.options.Precision))...)
 	}
-	if err == nil {
-		g.graphs[f] = r
+	o := g.options
+	err = g.agree(fmt.Sprintf("a batch of %d, a context of %d, precision %v, a graph of %+v",
+		o.Batch, o.Context, o.Precision, f), err)
+	if err != nil {
+		if machine != nil {
+			err = errors.Join(err, machine.Close())
+		}
+		return nil, err
 	}
-	return r, err
+	r.machine, g.graphs[f] = machine, r
+	return r, nil
+}
+
+// agree returns an error on all ranks that share the weights if one of them has an error, or
+// describes something else than the first one.
+func (g *Generator) agree(description string, err error) error {
+	if g.layout == nil || g.layout.TP == 1 { // of a closed generator the caller's layout is there
+		return err
+	}
+	return autograd.Agree(g.layout.Comm(layers.Tensor), description, err)
 }
 
 // cached returns the dtype of the caches: that to which attention rounds keys and values.
@@ -195,6 +215,12 @@ func (g *Generator) build(f form) (*generating, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	for _, n := range g.options.Learnables {
+		if len(b.Graph().ByName(n.Name())) == 0 {
+			return nil, fmt.Errorf("%w: the model has no learnable %s", backend.ErrArgument,
+				n.Name())
+		}
 	}
 	return r, g.bind(r, b.Graph())
 }
@@ -292,8 +318,9 @@ func (t *text) ready() bool { return t.fed == len(t.tokens)-1 }
 //
 // Errors: [backend.ErrArgument] for no prompt, an empty one or one that is longer than Context,
 // tokens outside of the vocabulary, and invalid sampling; those of [Model.Sampling]; what next
-// returns; the cause of ctx; [backend.ErrMismatch] if ranks have other arguments, and
-// [backend.ErrAborted] where another rank has ended it; those of the machine.
+// returns; the cause of ctx; those of the machine, which abort the layout's group; the error of
+// another rank that shares the weights, which it names: [backend.ErrMismatch] for other arguments,
+// and [backend.ErrAborted] where its ctx or next has ended it.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 	next func(row, token int) error) (err error) {
 	defer named(&err, "generate")
@@ -302,7 +329,9 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 	if err == nil {
 		err = g.check(prompts, s)
 	}
-	if err = g.agree(err, prompts, s); err != nil {
+	h := fnv.New64a()
+	fmt.Fprint(h, prompts, s)
+	if err = g.agree(fmt.Sprintf("prompts and sampling of hash %x", h.Sum64()), err); err != nil {
 		return err
 	}
 	var stop error // of this rank
@@ -322,7 +351,7 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 		if stop == nil {
 			stop = context.Cause(ctx)
 		}
-		r, err := g.graph(f)
+		r, err := g.graph(f, nil)
 		if err == nil {
 			err = r.feed(rows, entries)
 		}
@@ -357,36 +386,6 @@ func (g *Generator) check(prompts [][]int, s Sampling) error {
 		if s.Max == 0 && s.MaxLength > 0 && len(p) >= s.MaxLength {
 			return fmt.Errorf("%w: prompt %d has %d tokens, and with its continuation at most %d "+
 				"(max_length): set Sampling.Max", backend.ErrArgument, row, len(p), s.MaxLength)
-		}
-	}
-	return nil
-}
-
-// agree returns an error on all ranks that share the weights if one of them has an error, or other
-// prompts or sampling than the first one.
-func (g *Generator) agree(err error, prompts [][]int, s Sampling) error {
-	if g.layout == nil || g.layout.TP == 1 { // of a closed generator the caller's layout is there
-		return err
-	}
-	h, failed := fnv.New64a(), 0.0
-	fmt.Fprint(h, prompts, s)
-	sum := h.Sum64()
-	if err != nil {
-		failed = 1
-	}
-	all, broken := autograd.Gather(g.layout.Comm(layers.Tensor), float64(sum>>32),
-		float64(uint32(sum)), failed)
-	if err = errors.Join(err, broken); err != nil {
-		return err
-	}
-	for r, a := range all {
-		if a[2] > 0 {
-			return fmt.Errorf("%w: rank %d of those that share the weights has an error",
-				backend.ErrAborted, r)
-		}
-		if !slices.Equal(a, all[0]) {
-			return fmt.Errorf("%w: rank %d of those that share the weights has other prompts, or "+
-				"another sampling, than rank 0: give the same to all", backend.ErrMismatch, r)
 		}
 	}
 	return nil
@@ -500,6 +499,8 @@ func (r *generating) run(l *layers.Layout, stop error) error {
 		ending[0] = float32(1 + l.Comm(layers.Tensor).Rank())
 	}
 	if err := r.machine.RunAll(); err != nil {
+		comm := l.Comm(layers.Tensor) // where the others are in the middle of the run
+		comm.Abort(fmt.Errorf("rank %d cannot go on: %w", comm.Rank(), err))
 		return err
 	}
 	by := int(r.ended.Value().Data().([]float32)[0])
