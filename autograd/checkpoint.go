@@ -85,8 +85,9 @@ func (d *DataParallel) TrySave(dir string, solver gorgonia.Solver, opts ...SaveO
 // Weights gives the model to take, on the first rank alone, by name and one tensor after the other:
 // whole parameters, wherever ranks or a device have them, in the order of New, then variables of
 // [WithFrozen] and running statistics. No rank puts together more than one parameter at a time.
-// Weights is collective, and returns the error of take on all ranks. On the first rank hash is what
-// [DataParallel.Hash] returns, made beside take:
+// Weights is collective, and returns an error of one rank, such as that of take, on all ranks
+// before they put together another parameter. On the first rank hash is what [DataParallel.Hash]
+// returns, made beside take:
 //
 //	hash, err := dp.Weights(func(weights iter.Seq2[string, *tensor.Dense]) error {
 //		return model.Save("tuned", weights)
@@ -107,10 +108,9 @@ func (d *DataParallel) Weights(
 		if d.saver.First() {
 			err = take(s.weights)
 		}
-		if err == nil || d.divided() {
-			s.weights(func(string, *tensor.Dense) bool { return true }) // what take has left
-		}
-		hash, err = s.sum(err)
+		s.wrong = cmp.Or(s.wrong, err)
+		s.weights(func(string, *tensor.Dense) bool { return true }) // what take has left
+		hash, err = s.sum()
 		return d.saver.Agree("", err)
 	})
 	return hash, err
@@ -121,6 +121,7 @@ type stream struct {
 	d      *DataParallel
 	next   int // parameter
 	wrong  error
+	over   bool // ranks know of an error
 	hash   hash.Hash
 	hashed sync.WaitGroup
 	bytes  chan []byte // to hash
@@ -140,11 +141,20 @@ func newStream(d *DataParallel) *stream {
 // nothing.
 func (s *stream) weights(yield func(string, *tensor.Dense) bool) {
 	first := s.d.saver.First()
-	for s.next < len(s.d.params) && s.wrong == nil && (first || s.d.divided()) {
+	for s.next < len(s.d.params) && !s.over && (first || s.d.divided()) {
 		p := s.d.params[s.next]
 		s.next++
+		if s.wrong == nil {
+			s.wrong = s.d.ready(p)
+		}
+		if s.d.divided() {
+			s.wrong = s.d.saver.Agree("", s.wrong)
+		}
 		var all stored
-		if all, s.wrong = s.d.wholeParam(p); s.wrong == nil && first {
+		if s.over = s.wrong != nil; !s.over { // else the next one tells the others of an error
+			all, s.wrong = s.d.wholeParam(p)
+		}
+		if s.wrong == nil && first {
 			s.bytes <- all.Data.Bytes()
 		}
 		if !s.give(p.node.Name(), all, yield) {
@@ -171,10 +181,11 @@ func (s *stream) give(name string, all stored, yield func(string, *tensor.Dense)
 }
 
 // sum returns the hash of what was given, unless there is an error.
-func (s *stream) sum(err error) (string, error) {
+func (s *stream) sum() (string, error) {
 	close(s.bytes)
 	s.hashed.Wait()
-	if err = cmp.Or(s.wrong, err); err == nil {
+	err := s.wrong
+	if err == nil {
 		err = s.d.model.hash(s.hash)
 	}
 	if err != nil || !s.d.saver.First() {
@@ -186,14 +197,24 @@ func (s *stream) sum(err error) (string, error) {
 // divided reports whether ranks have parts of parameters, of whatever kind.
 func (d *DataParallel) divided() bool { return d.sharded || d.parts != nil }
 
-// wholeParam returns all elements of a parameter, on the first rank and others. Where ranks have
-// parts it is collective, and an error before an exchange is one on all of them.
-func (d *DataParallel) wholeParam(p *param) (all stored, err error) {
-	err = d.planned.bring(false, p.node)
-	if d.divided() {
-		err = d.saver.Agree("", err)
+// ready returns why this rank could not take part in wholeParam.
+func (d *DataParallel) ready(p *param) error {
+	err := d.planned.bring(false, p.node)
+	if err != nil {
+		return err
 	}
-	if err == nil && d.sharded {
+	if d.sharded { // the host has a shard
+		_, err = p.value()
+	} else {
+		_, err = p.present()
+	}
+	return err
+}
+
+// wholeParam returns all elements of a parameter, on the first rank and others. It is collective
+// where ranks have parts.
+func (d *DataParallel) wholeParam(p *param) (all stored, err error) {
+	if d.sharded {
 		err = d.planned.bring(true, p.node)
 	}
 	if err == nil {

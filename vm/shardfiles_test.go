@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -251,16 +252,30 @@ func TestWeightsAreThoseOfACheckpoint(t *testing.T) {
 			}
 			s.run(kind, 3, "", option, func(r ranked, m *model, machine *vm.Machine) error {
 				dp, got := machine.DataParallel(), map[string]*tensor.Dense{}
-				full := errors.New("the disk is full")
 				testranks.NoError(s.steps(m, machine, 0, 3))
-				_, err := dp.Weights(func(all iter.Seq2[string, *tensor.Dense]) error {
+				fails := func(says string,
+					take func(all iter.Seq2[string, *tensor.Dense]) error) {
+					_, err := dp.Weights(take)
+					require.Check(t, err != nil && strings.Contains(err.Error(), says),
+						"rank %d: %v, want %s", r.Comm.Rank(), err, says)
+				}
+				fails("the disk is full", func(all iter.Seq2[string, *tensor.Dense]) error {
 					for range all {
-						return full
+						return errors.New("the disk is full")
 					}
 					return nil
 				})
-				require.Check(t, err != nil && strings.Contains(err.Error(), full.Error()),
-					"rank %d: %v", r.Comm.Rank(), err)
+				first := m.params[0]
+				was := first.Value()
+				columns := tensor.New(tensor.WithShape(first.Shape()...),
+					tensor.AsFortran(was.Data()))
+				fails("another kind of value", func(all iter.Seq2[string, *tensor.Dense]) error {
+					err := gorgonia.UnsafeLet(first, columns) // on this rank
+					for range all {
+					}
+					return err
+				})
+				testranks.NoError(gorgonia.UnsafeLet(first, was))
 				hash, err := dp.Weights(func(all iter.Seq2[string, *tensor.Dense]) error {
 					for name, x := range all {
 						got[name] = x.Clone().(*tensor.Dense)
