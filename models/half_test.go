@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -163,4 +164,17 @@ func TestAFileThatIsCutOffIsAnError(t *testing.T) {
 		}
 		require.Fails(t, fmt.Sprintf("a graph, mapped before: %v", mapped), builds(t, m), want)
 	}
+}
+
+// TestAFingerprintIsOfWhatWasOpened: not of a file that has its name since.
+func TestAFingerprintIsOfWhatWasOpened(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("windows replaces no file that is open")
+	}
+	dir, other := copied(t, "llama3"), copied(t, "mistral")
+	m := load(t, dir)
+	was := require.Value(m.Fingerprint())(t)
+	require.NoError(t, os.Rename(filepath.Join(other, "model.safetensors"),
+		filepath.Join(dir, "model.safetensors")))
+	require.Equal(t, "the fingerprint", require.Value(m.Fingerprint())(t), was)
 }

@@ -268,6 +268,9 @@ func (f *File) Name() string { return f.path }
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
+// ReadAt reads bytes of the file that was opened, whatever has its name since.
+func (f *File) ReadAt(p []byte, at int64) (n int, err error) { return f.at.ReadAt(p, at) }
+
 // Keep takes the file into memory, and closes it: others may replace it then, on Windows, too.
 func (f *File) Keep() error {
 	whole, err := io.ReadAll(io.NewSectionReader(f.f, 0, f.data+f.nbytes))
@@ -317,7 +320,7 @@ func (f *File) Read(name string) (Tensor, error) {
 		return Tensor{}, err
 	}
 	t := New(e.dtype, e.Shape)
-	if _, err := f.at.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
+	if _, err := f.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
 		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.path, name, err)
 	}
 	return t, nil
