@@ -25,7 +25,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -220,12 +219,7 @@ func (cfg config) write(layout *layers.Layout, device backend.Device, learnables
 	return line
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("charlstm: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("charlstm", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

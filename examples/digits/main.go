@@ -13,7 +13,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"os"
 
 	G "gorgonia.org/gorgonia"
@@ -124,12 +123,7 @@ func (m *model) draw() {
 	fmt.Printf("is a %d\n", digits[0])
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("digits: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("digits", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -13,9 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/fnv"
-	"log"
 	"math/rand/v2"
-	"os"
 	"time"
 
 	G "gorgonia.org/gorgonia"
@@ -147,12 +145,7 @@ func (m *model) hash() uint64 {
 	return h.Sum64()
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("elastic: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("elastic", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -45,7 +45,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -153,12 +152,7 @@ func (t *trainer) print(format string, args ...any) {
 	}
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("finetune: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("finetune", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -31,7 +31,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log"
 	"os"
 	"os/signal"
 	"syscall"
@@ -40,6 +39,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
@@ -285,9 +285,4 @@ func (cfg config) load(comm backend.Communicator, layout *layers.Layout, m *mode
 	return models.NewGenerator(m, device, o)
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("generate: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("generate", err) }

@@ -41,8 +41,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"log"
-	"os"
 	"os/signal"
 	"syscall"
 
@@ -121,12 +119,7 @@ func (cfg config) check(ranks int) {
 			"by --sp and --tp", parts))
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("gpt: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("gpt", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -21,7 +21,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"log"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -242,12 +241,7 @@ func (t *trainer) print(format string, args ...any) {
 	}
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("moe: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("moe", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -21,7 +21,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -236,12 +235,7 @@ func (t *trainer) recall(score func(k, user, item int) float64) (found float64) 
 	return found / float64(heldOut*t.batch)
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("recommender: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("recommender", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -30,7 +30,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -231,12 +230,7 @@ func augment(r *rand.Rand, row []any) {
 	}
 }
 
-func check(err error) {
-	if err != nil {
-		log.Print("resnet: ", err)
-		os.Exit(euryale.ExitStatus(err))
-	}
-}
+func check(err error) { usage.End("resnet", err) }
 
 func must[T any](value T, err error) T {
 	check(err)

@@ -1,4 +1,4 @@
-// Package usage checks the flags of examples, so that an error names the flag that is wrong:
+// Package usage ends examples: for flags that are wrong, which errors name, and for other errors:
 //
 //	usage.Check("moe", usage.AtLeast(1, "layers", "width"),
 //		usage.OneOf("device", "cpu", "auto"), usage.NoArguments())
@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/euryale-ml/euryale"
 )
 
 // Check ends the program for a wrong command line, with a code for which no launcher starts it
@@ -21,6 +23,14 @@ func Check(program string, errs ...error) {
 	if err := errors.Join(errs...); err != nil {
 		log.Print(program, ": ", strings.ReplaceAll(err.Error(), "\n", "; "))
 		os.Exit(2)
+	}
+}
+
+// End ends the program for an error, with the code by which launchers judge it.
+func End(program string, err error) {
+	if err != nil {
+		log.Print(program, ": ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 
