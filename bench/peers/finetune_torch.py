@@ -30,7 +30,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import statistics
 import string
 import sys
@@ -40,9 +39,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from ranks import join, spawn
 
 WORDS = 26**3  # of a space and three letters
 BEFORE = 256 + 26 + 26**2  # the first word's number: behind bytes, and halves of words
@@ -181,18 +181,10 @@ def measure(mode, rank, args):
 
 
 def train(rank, args, port):
-    if args.device == "cuda":
-        torch.cuda.set_device(rank)
-    else:
+    if args.device == "cpu":
         torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.n, 1))
     if args.n > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        if args.device == "cuda":
-            dist.init_process_group(
-                "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
-            )
-        else:
-            dist.init_process_group("gloo", rank=rank, world_size=args.n)
+        join(rank, args.n, port, args.device)
     for mode in args.modes:
         line = measure(mode, rank, args)
         if rank == 0:
@@ -240,10 +232,7 @@ def main():
         return make(args)
     if args.n == 1:
         return train(0, args, 0)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(train, args=(args, port), nprocs=args.n)
+    spawn(train, args)
 
 
 if __name__ == "__main__":

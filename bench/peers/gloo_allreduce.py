@@ -17,13 +17,13 @@ import json
 import math
 import os
 import platform
-import socket
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from ranks import add_sizes, are_sizes, join, sizes, spawn
 
 PROBES = 5
 MIN_ITERS, MAX_ITERS = 20, 20000
@@ -38,42 +38,21 @@ DTYPES = {
 }
 
 
-def parse_size(text):
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 1)
-    return int(text[:-1] if unit > 1 else text) * unit
-
-
 def arguments():
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("-n", type=int, default=2, help="processes")
     p.add_argument("--dtype", choices=DTYPES, default="f32")
-    p.add_argument("--min", type=parse_size, default=1 << 10, help="first size in bytes (K, M, G)")
-    p.add_argument("--max", type=parse_size, default=64 << 20, help="largest size")
-    p.add_argument("--factor", type=int, default=2)
+    add_sizes(p, largest=64 << 20, factor=2)
     p.add_argument("--iters", type=int, default=0, help="timed calls; 0: as many as fit --time")
     p.add_argument("--time", type=float, default=0.3, help="seconds for the timed calls of a size")
     args = p.parse_args()
-    if (
-        args.n < 1
-        or args.min < 1
-        or args.max < args.min
-        or args.factor < 2
-        or not 0 <= args.iters <= MAX_ITERS
-    ):
+    if not are_sizes(args) or not 0 <= args.iters <= MAX_ITERS:
         p.error(
             "want -n >= 1, 1 <= --min <= --max, --factor >= 2, --iters from 0 to %d" % MAX_ITERS
         )
     return args
-
-
-def sizes(args):
-    size = args.min
-    while size <= args.max:
-        yield size
-        size *= args.factor
 
 
 def timed(buffer, iters):
@@ -172,9 +151,8 @@ def machine():
 
 def run(rank, args, port):
     torch.set_num_threads(1)  # as many processes as ranks already share the cores
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", rank=rank, world_size=args.n)
+    join(rank, args.n, port, "cpu")
     wrong = 0
     for size in sizes(args):
         result = measure(rank, args, size)
@@ -186,16 +164,5 @@ def run(rank, args, port):
         sys.exit(1)
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def main():
-    args = arguments()
-    mp.spawn(run, args=(args, free_port()), nprocs=args.n)
-
-
 if __name__ == "__main__":
-    main()
+    spawn(run, arguments())

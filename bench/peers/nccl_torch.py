@@ -15,14 +15,13 @@ integers is compared element by element.
 
 import argparse
 import json
-import os
-import socket
 import statistics
 import sys
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from ranks import add_sizes, are_sizes, join, sizes, spawn
 
 KINDS = [
     "allreduce",
@@ -37,12 +36,6 @@ KINDS = [
 WHOLE = {"allreduce", "broadcast", "reduce"}  # their buffers hold no chunks
 
 
-def parse_size(text):
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 1)
-    return int(text[:-1] if unit > 1 else text) * unit
-
-
 def arguments():
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,28 +44,13 @@ def arguments():
         "-n", type=int, default=torch.cuda.device_count(), help="processes, one for each GPU"
     )
     p.add_argument("--collective", default=",".join(KINDS), help="some of %s" % ",".join(KINDS))
-    p.add_argument("--min", type=parse_size, default=1 << 10, help="first size in bytes (K, M, G)")
-    p.add_argument("--max", type=parse_size, default=1 << 30, help="largest size")
-    p.add_argument("--factor", type=int, default=4)
+    add_sizes(p, largest=1 << 30, factor=4)
     p.add_argument("--batches", type=int, default=15, help="batches of each way")
     args = p.parse_args()
     args.collective = args.collective.split(",")
-    if (
-        args.n < 1
-        or args.min < 1
-        or args.max < args.min
-        or args.factor < 2
-        or not set(args.collective) <= set(KINDS)
-    ):
+    if not are_sizes(args) or not set(args.collective) <= set(KINDS):
         p.error("want -n >= 1, 1 <= --min <= --max, --factor >= 2, and known collectives")
     return args
-
-
-def sizes(args):
-    size = args.min
-    while size <= args.max:
-        yield size
-        size *= args.factor
 
 
 class Case:
@@ -204,33 +182,24 @@ def measure(case, args):
 
 
 def run(rank, args, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
+    join(rank, args.n, port)
+    collectives = (
+        Case(kind, rank, args.n, size) for kind in args.collective for size in sizes(args)
     )
+    report(rank, (measure(case, args) for case in collectives))
+
+
+def report(rank, results):
+    """Writes a rank's results, and ends with it."""
     wrong = 0
-    for kind in args.collective:
-        for size in sizes(args):
-            result = measure(Case(kind, rank, args.n, size), args)
-            wrong += result["wrong"]
-            if rank == 0:
-                print(json.dumps(result), flush=True)
+    for result in results:
+        wrong += result["wrong"]
+        if rank == 0:
+            print(json.dumps(result), flush=True)
     dist.destroy_process_group()
     if wrong:
         sys.exit(1)
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def main():
-    args = arguments()
-    mp.spawn(run, args=(args, free_port()), nprocs=args.n)
-
-
 if __name__ == "__main__":
-    main()
+    spawn(run, arguments())

@@ -5,7 +5,7 @@ package peers
 import (
 	"bytes"
 	"context"
-	_ "embed" // the programs
+	"embed"
 	"errors"
 	"fmt"
 	"os"
@@ -20,8 +20,8 @@ import (
 //go:embed openmpi.c
 var openMPI []byte
 
-//go:embed gloo_allreduce.py
-var gloo []byte
+//go:embed gloo_allreduce.py ranks.py
+var gloo embed.FS
 
 // Kinds are the collectives that a peer's program runs, nil if there is no such peer.
 func Kinds(name string) []string {
@@ -66,7 +66,7 @@ func (p *Program) gloo(ranks int, c bench.Config) error {
 		fmt.Sprint(int(c.Max)),
 		"--factor", fmt.Sprint(c.Factor), "--time", fmt.Sprint(c.Budget.Seconds()),
 	}
-	return os.WriteFile(script, gloo, 0o600)
+	return os.CopyFS(p.dir, gloo)
 }
 
 func (p *Program) openMPI(ctx context.Context, collective string, ranks int, c bench.Config,

@@ -9,16 +9,12 @@ operands are in symmetric memory, where these kernels want them; the result of t
 one-shot is in ordinary memory.
 """
 
-import json
-import os
-import sys
-
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
-import torch.multiprocessing as mp
 
-from nccl_torch import Case, arguments, free_port, measure, sizes
+from nccl_torch import Case, arguments, measure, report
+from ranks import join, sizes, spawn
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -47,36 +43,23 @@ class Shot(Case):
         return super().operand(rank).to(self.src.dtype)
 
 
-def run(rank, args, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
-    )
-    wrong = 0
+def shots(rank, args):
     for dtype in DTYPES:
         for size in sizes(args):
             for way in ("one-shot", "two-shot"):
-                result = measure(Shot(way, dtype, rank, args.n, size), args)
-                result.update(
-                    backend="symmetric memory (torch)",
-                    algorithm=way,
-                    dtype=dtype,
-                    inplace=way == "two-shot",
-                    alloc=True,
-                )
-                wrong += result["wrong"]
-                if rank == 0:
-                    print(json.dumps(result), flush=True)
-    dist.destroy_process_group()
-    if wrong:
-        sys.exit(1)
+                yield measure(Shot(way, dtype, rank, args.n, size), args) | {
+                    "backend": "symmetric memory (torch)",
+                    "algorithm": way,
+                    "dtype": dtype,
+                    "inplace": way == "two-shot",
+                    "alloc": True,
+                }
 
 
-def main():
-    args = arguments()
-    mp.spawn(run, args=(args, free_port()), nprocs=args.n)
+def run(rank, args, port):
+    join(rank, args.n, port)
+    report(rank, shots(rank, args))
 
 
 if __name__ == "__main__":
-    main()
+    spawn(run, arguments())

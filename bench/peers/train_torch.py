@@ -40,19 +40,19 @@ import argparse
 import gc
 import json
 import os
-import socket
 import statistics
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+from ranks import join, spawn
 
 
 class Perceptron(nn.Module):
@@ -426,18 +426,12 @@ def train(rank, args, port):
             torch.cuda.set_per_process_memory_fraction(min(args.memory * 2**30 / total, 1))
     else:
         torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.n, 1))
-    if args.n > 1 and args.device == "cpu":
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=args.n)
-    elif args.n > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if args.n > 1:
         # Capturing asks that errors are not looked for from another thread meanwhile.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = (
             "0" if any("graph" in mode for mode in args.modes) else "1"
         )
-        dist.init_process_group(
-            "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
-        )
+        join(rank, args.n, port, args.device)
     if args.serve:
         serve(rank, args)
     for name in [] if args.serve else args.models:
@@ -515,10 +509,7 @@ def main():
     args = arguments()
     if args.n == 1:
         return train(0, args, 0)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(train, args=(args, port), nprocs=args.n)
+    spawn(train, args)
 
 
 if __name__ == "__main__":
