@@ -31,40 +31,38 @@ func BinaryLoop[T number](op Op, dst, x, y []T) {
 	}
 }
 
+// each computes f of each element. It is inlined, and f in it.
+func each[T number](d, x []T, f func(x T) T) {
+	for i, v := range x[:len(d)] {
+		d[i] = f(v)
+	}
+}
+
 // unaryNumber is the functions that every type has.
 func unaryNumber[T number](op Op, d, x []T) {
-	x = x[:len(d)]
 	switch op {
 	case Neg:
-		for i := range d {
-			d[i] = -x[i]
-		}
+		each(d, x, func(v T) T { return -v })
 	case Abs:
-		for i, v := range x {
+		each(d, x, func(v T) T {
 			if v < 0 {
-				v = -v
+				return -v
 			}
-			d[i] = v
-		}
+			return v
+		})
 	case Sign:
-		for i := range d {
-			d[i] = sign(x[i])
-		}
+		each(d, x, sign[T])
 	case Square:
-		for i := range d {
-			d[i] = x[i] * x[i]
-		}
+		each(d, x, func(v T) T { return v * v })
 	case Cube:
-		for i := range d {
-			d[i] = x[i] * x[i] * x[i]
-		}
+		each(d, x, func(v T) T { return v * v * v })
 	case Relu:
-		for i, v := range x {
+		each(d, x, func(v T) T {
 			if v < 0 {
-				v = 0
+				return 0
 			}
-			d[i] = v
-		}
+			return v
+		})
 	}
 }
 
@@ -124,42 +122,25 @@ func softplus(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.
 
 // unaryFloat is all functions.
 func unaryFloat[T Float](op Op, d, x []T) {
-	x = x[:len(d)]
 	f, single := rounded(op)
 	if _, is := any(d).([]float32); is {
 		f = single
 	}
-	if f != nil {
-		for i := range d {
-			d[i] = T(f(float64(x[i])))
-		}
-		return
-	}
-	switch op {
-	case Abs:
-		for i := range d {
-			d[i] = T(math.Abs(float64(x[i])))
-		}
-	case Inv:
-		for i := range d {
-			d[i] = 1 / x[i]
-		}
-	case Sqrt:
-		for i := range d {
-			d[i] = T(math.Sqrt(float64(x[i])))
-		}
-	case InvSqrt:
-		for i := range d {
-			d[i] = 1 / T(math.Sqrt(float64(x[i])))
-		}
-	case Ceil:
-		for i := range d {
-			d[i] = T(math.Ceil(float64(x[i])))
-		}
-	case Floor:
-		for i := range d {
-			d[i] = T(math.Floor(float64(x[i])))
-		}
+	switch {
+	case f != nil:
+		each(d, x, func(v T) T { return T(f(float64(v))) })
+	case op == Abs:
+		each(d, x, func(v T) T { return T(math.Abs(float64(v))) })
+	case op == Inv:
+		each(d, x, func(v T) T { return 1 / v })
+	case op == Sqrt:
+		each(d, x, func(v T) T { return T(math.Sqrt(float64(v))) })
+	case op == InvSqrt:
+		each(d, x, func(v T) T { return 1 / T(math.Sqrt(float64(v))) })
+	case op == Ceil:
+		each(d, x, func(v T) T { return T(math.Ceil(float64(v))) })
+	case op == Floor:
+		each(d, x, func(v T) T { return T(math.Floor(float64(v))) })
 	default:
 		unaryNumber(op, d, x)
 	}
@@ -173,9 +154,16 @@ func truth[T number](b bool) T {
 	return 0
 }
 
+// pairs computes f of each pair of elements, as each does of elements.
+func pairs[T number](d, x, y []T, f func(x, y T) T) {
+	x, y = x[:len(d)], y[:len(d)]
+	for i := range d {
+		d[i] = f(x[i], y[i])
+	}
+}
+
 // binaryNumber is the functions that are the same for every type.
 func binaryNumber[T number](op Op, d, x, y []T) {
-	x, y = x[:len(d)], y[:len(d)]
 	switch op {
 	case Add:
 		combine(backend.Sum, d, x, y)
@@ -186,51 +174,32 @@ func binaryNumber[T number](op Op, d, x, y []T) {
 	case Maximum:
 		combine(backend.Max, d, x, y)
 	case Sub:
-		for i := range d {
-			d[i] = x[i] - y[i]
-		}
+		pairs(d, x, y, func(x, y T) T { return x - y })
 	case Less:
-		for i := range d {
-			d[i] = truth[T](x[i] < y[i])
-		}
+		pairs(d, x, y, func(x, y T) T { return truth[T](x < y) })
 	case LessEqual:
-		for i := range d {
-			d[i] = truth[T](x[i] <= y[i])
-		}
+		pairs(d, x, y, func(x, y T) T { return truth[T](x <= y) })
 	case Greater:
-		for i := range d {
-			d[i] = truth[T](x[i] > y[i])
-		}
+		pairs(d, x, y, func(x, y T) T { return truth[T](x > y) })
 	case GreaterEqual:
-		for i := range d {
-			d[i] = truth[T](x[i] >= y[i])
-		}
+		pairs(d, x, y, func(x, y T) T { return truth[T](x >= y) })
 	case Equal:
-		for i := range d {
-			d[i] = truth[T](x[i] == y[i])
-		}
+		pairs(d, x, y, func(x, y T) T { return truth[T](x == y) })
 	case NotEqual:
-		for i := range d {
-			d[i] = truth[T](x[i] != y[i])
-		}
+		pairs(d, x, y, func(x, y T) T { return truth[T](x != y) })
 	}
 }
 
 func binaryFloat[T Float](op Op, d, x, y []T) {
-	x, y = x[:len(d)], y[:len(d)]
 	switch op {
 	case Div:
-		for i := range d {
-			d[i] = x[i] / y[i]
-		}
+		pairs(d, x, y, func(x, y T) T { return x / y })
 	case Pow:
 		f := math.Pow
 		if _, single := any(x).([]float32); single {
 			f = pow32
 		}
-		for i := range d {
-			d[i] = T(f(float64(x[i]), float64(y[i])))
-		}
+		pairs(d, x, y, func(x, y T) T { return T(f(float64(x), float64(y))) })
 	default:
 		binaryNumber(op, d, x, y)
 	}
@@ -241,12 +210,10 @@ func binaryInt[T number](op Op, d, x, y []T) {
 		binaryNumber(op, d, x, y)
 		return
 	}
-	x, y = x[:len(d)], y[:len(d)]
-	for i := range d {
-		if y[i] == 0 {
-			d[i] = 0
-		} else {
-			d[i] = x[i] / y[i]
+	pairs(d, x, y, func(x, y T) T {
+		if y == 0 {
+			return 0
 		}
-	}
+		return x / y
+	})
 }

@@ -88,24 +88,15 @@ func reduceHalves[H half](l Level, op backend.ReduceOp, dst backend.Buffer, srcs
 
 // combine is one step of a reduction: dst[i] = op(x[i], y[i]). dst may be x or y.
 func combine[T number](op backend.ReduceOp, dst, x, y []T) {
-	x, y = x[:len(dst)], y[:len(dst)]
 	switch op {
 	case backend.Sum, backend.Avg:
-		for i := range dst {
-			dst[i] = x[i] + y[i]
-		}
+		pairs(dst, x, y, func(x, y T) T { return x + y })
 	case backend.Prod:
-		for i := range dst {
-			dst[i] = x[i] * y[i]
-		}
+		pairs(dst, x, y, func(x, y T) T { return x * y })
 	case backend.Min:
-		for i := range dst {
-			dst[i] = min(x[i], y[i]) // Go's min: NaN wins, -0 before +0
-		}
+		pairs(dst, x, y, func(x, y T) T { return min(x, y) }) // Go's min: NaN wins, -0 before +0
 	case backend.Max:
-		for i := range dst {
-			dst[i] = max(x[i], y[i])
-		}
+		pairs(dst, x, y, func(x, y T) T { return max(x, y) })
 	}
 }
 
