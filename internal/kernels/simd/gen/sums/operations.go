@@ -20,41 +20,7 @@ func newOperation(l level, t element, name string, sources reg.Register) operati
 	o := operation{nothing, nil, nothing}
 	switch t {
 	case f64:
-		switch name {
-		case "Sum":
-			o.step = func(x, acc reg.VecVirtual) { VADDPD(x, acc, acc) }
-		case "Avg":
-			o.step = func(x, acc reg.VecVirtual) { VADDPD(x, acc, acc) }
-			x, divisor := XMM(), l.vector()
-			VXORPS(x, x, x)
-			VCVTSI2SDQ(sources, x, x)
-			broadcast(8, x, divisor)
-			o.end = func(acc reg.VecVirtual) { VDIVPD(divisor, acc, acc) }
-		case "Prod":
-			o.step = func(x, acc reg.VecVirtual) { VMULPD(x, acc, acc) }
-		case "Min":
-			o.step = func(x, acc reg.VecVirtual) { least(l, VMINPD, x, acc) }
-		case "Max":
-			o = negated(l, 8, func(x, acc reg.VecVirtual) { least(l, VMINPD, x, acc) })
-		}
-	default: // f32, and what is computed with in 32 bits
-		switch name {
-		case "Sum":
-			o.step = func(x, acc reg.VecVirtual) { VADDPS(x, acc, acc) }
-		case "Avg":
-			o.step = func(x, acc reg.VecVirtual) { VADDPS(x, acc, acc) }
-			x, divisor := XMM(), l.vector()
-			VXORPS(x, x, x)
-			VCVTSI2SSQ(sources, x, x)
-			broadcast(4, x, divisor)
-			o.end = func(acc reg.VecVirtual) { VDIVPS(divisor, acc, acc) }
-		case "Prod":
-			o.step = func(x, acc reg.VecVirtual) { VMULPS(x, acc, acc) }
-		case "Min":
-			o.step = func(x, acc reg.VecVirtual) { least(l, VMINPS, x, acc) }
-		case "Max":
-			o = negated(l, 4, func(x, acc reg.VecVirtual) { least(l, VMINPS, x, acc) })
-		}
+		return ofFloats(l, 8, name, sources, VCVTSI2SDQ, VADDPD, VDIVPD, VMULPD, VMINPD)
 	case i32:
 		o.step = map[string]func(x, acc reg.VecVirtual){
 			"Sum":  func(x, acc reg.VecVirtual) { VPADDD(x, acc, acc) },
@@ -80,8 +46,33 @@ func newOperation(l level, t element, name string, sources reg.Register) operati
 			"Min":  func(x, acc reg.VecVirtual) { VPMINUB(x, acc, acc) },
 			"Max":  func(x, acc reg.VecVirtual) { VPMAXUB(x, acc, acc) },
 		}[name]
+	default: // f32, and what is computed with in 32 bits
+		return ofFloats(l, 4, name, sources, VCVTSI2SSQ, VADDPS, VDIVPS, VMULPS, VMINPS)
 	}
 	return o
+}
+
+// ofFloats is newOperation of floats of a width, by their instructions.
+func ofFloats(l level, width int, name string, sources reg.Register, convert func(n, x, to Op),
+	add, divide, multiply, lesser func(...Op)) operation {
+	nothing := func(reg.VecVirtual) {}
+	sum := func(x, acc reg.VecVirtual) { add(x, acc, acc) }
+	smaller := func(x, acc reg.VecVirtual) { least(l, lesser, x, acc) }
+	switch name {
+	case "Avg":
+		x, divisor := XMM(), l.vector()
+		VXORPS(x, x, x)
+		convert(sources, x, x)
+		broadcast(width, x, divisor)
+		return operation{nothing, sum, func(acc reg.VecVirtual) { divide(divisor, acc, acc) }}
+	case "Prod":
+		return operation{nothing, func(x, acc reg.VecVirtual) { multiply(x, acc, acc) }, nothing}
+	case "Min":
+		return operation{nothing, smaller, nothing}
+	case "Max":
+		return negated(l, width, smaller)
+	}
+	return operation{nothing, sum, nothing}
 }
 
 // least is Go's min: NaN wins, and -0 is less than +0. The instruction returns its second operand,
