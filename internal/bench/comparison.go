@@ -41,11 +41,49 @@ func (c *hostClock) Stop() error { return nil }
 
 func (c *hostClock) Elapsed() (time.Duration, error) { return time.Since(c.began), nil }
 
-// queueClock is the clock of a device.
-type queueClock struct {
+// Timer is a clock of a device's queue, which notes when it gets to a point.
+type Timer struct {
 	queue    backend.TimedQueue
 	from, to backend.TimedEvent
 }
+
+// NewTimer returns a timer of a queue.
+func NewTimer(q backend.TimedQueue) (*Timer, error) {
+	from, err := q.NewTimedEvent()
+	if err != nil {
+		return nil, err
+	}
+	to, err := q.NewTimedEvent()
+	if err != nil {
+		return nil, errors.Join(err, from.Close())
+	}
+	return &Timer{q, from, to}, nil
+}
+
+// Start marks where the time begins: after what is on the queue now.
+func (t *Timer) Start() error { return t.queue.RecordTimed(t.from) }
+
+// Stop marks where it ends.
+func (t *Timer) Stop() error { return t.queue.RecordTimed(t.to) }
+
+// Elapsed waits for the queue, and returns the time from Start to Stop.
+func (t *Timer) Elapsed() (time.Duration, error) {
+	e, err := t.queue.Record()
+	if err != nil {
+		return 0, err
+	}
+	if err := Await(e); err != nil {
+		return 0, err
+	}
+	took, happened, err := t.to.Elapsed(t.from)
+	if err == nil && !happened {
+		err = errors.New("bench: the device has passed a point of its queue, and not noted when")
+	}
+	return took, err
+}
+
+// Close frees the timer.
+func (t *Timer) Close() error { return errors.Join(t.from.Close(), t.to.Close()) }
 
 // clockOf returns the clock of a device, the host's if it has none, and what frees the clock.
 func clockOf(d backend.Device) (clock Clock, free func() error, err error) {
@@ -53,33 +91,11 @@ func clockOf(d backend.Device) (clock Clock, free func() error, err error) {
 	if !ok {
 		return &hostClock{}, func() error { return nil }, nil
 	}
-	c := &queueClock{queue: q}
-	if c.from, err = q.NewTimedEvent(); err != nil {
+	t, err := NewTimer(q)
+	if err != nil {
 		return nil, nil, err
 	}
-	if c.to, err = q.NewTimedEvent(); err != nil {
-		return nil, nil, errors.Join(err, c.from.Close())
-	}
-	return c, func() error { return errors.Join(c.from.Close(), c.to.Close()) }, nil
-}
-
-func (c *queueClock) Start() error { return c.queue.RecordTimed(c.from) }
-
-func (c *queueClock) Stop() error { return c.queue.RecordTimed(c.to) }
-
-func (c *queueClock) Elapsed() (time.Duration, error) {
-	e, err := c.queue.Record()
-	if err != nil {
-		return 0, err
-	}
-	if err := Await(e); err != nil {
-		return 0, err
-	}
-	took, happened, err := c.to.Elapsed(c.from)
-	if err == nil && !happened {
-		err = errors.New("bench: the device has passed a point of its queue, and not noted when")
-	}
-	return took, err
+	return t, t.Close, nil
 }
 
 // Comparison times several ways to run a call of a communicator, in turn.

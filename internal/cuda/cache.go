@@ -22,7 +22,6 @@ type MemoryStats struct {
 	InUse   int // given out
 	Cached  int // freed, and kept to be given out again
 	Peak    int // the most that was ever in use
-	Limit   int // of InUse and Cached together, 0 for none
 	Mallocs int // calls of the driver's allocation; constant in the steady state
 }
 
@@ -178,9 +177,6 @@ func (c *cache) grow(size int) (*span, error) {
 }
 
 func (c *cache) malloc(size int) (uintptr, error) {
-	if held := c.stats.InUse + c.stats.Cached; c.stats.Limit > 0 && held+size > c.stats.Limit {
-		return 0, fmt.Errorf("%w: the limit is %d bytes", ErrOutOfMemory, c.stats.Limit)
-	}
 	addr, err := c.source.malloc(size)
 	if err == nil {
 		c.stats.Mallocs++
@@ -322,13 +318,6 @@ func (c *cache) close() error {
 	c.spans, c.idle, c.stats.InUse, c.stats.Cached = disowned, nil, 0, 0
 	c.forgetRecent()
 	return errors.Join(errs...)
-}
-
-// setLimit limits what is held from now on; 0 is no limit.
-func (c *cache) setLimit(nbytes int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stats.Limit = nbytes
 }
 
 // snapshot returns the statistics.

@@ -120,21 +120,6 @@ func TestCachedMemoryMakesRoom(t *testing.T) {
 	require.Check(t, s.InUse == 4<<20 && s.Cached == 0 && r.left == 0, "%+v, %d left", s, r.left)
 }
 
-func TestLimitHolds(t *testing.T) {
-	c, r := newTight(1 << 30)
-	c.setLimit(4096)
-	q := &steps{}
-	a := must[uintptr](t)(c.takeMemory(q, 4096))
-	if _, err := c.takeMemory(q, 1); !errors.Is(err, ErrOutOfMemory) ||
-		!strings.Contains(err.Error(), "limit is 4096") {
-		t.Error(err)
-	}
-	ok(t, c.give(a))
-	must[uintptr](t)(c.takeMemory(q, 1)) // what is cached counts, so it is given back
-	s := c.snapshot()
-	require.Check(t, s.InUse+s.Cached == 512 && len(r.sizes) == 1, "%+v", s)
-}
-
 func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 	c, r := newTight(1 << 20)
 	q := &steps{}

@@ -182,9 +182,6 @@ func (d *Device) Prepare(families ...string) error {
 // Families returns the families of kernels that are loaded, sorted.
 func (d *Device) Families() []string { return d.kernels.Families() }
 
-// Compiled returns those of them that the driver had to compile, sorted.
-func (d *Device) Compiled() []string { return d.kernels.Compiled() }
-
 // warm runs what is loaded, so that the driver has put nothing off.
 func (d *Device) warm() error {
 	b, err := d.Alloc(512)

@@ -25,7 +25,7 @@ type decoding struct {
 	memory    backend.Buffer // of bf16
 	x, y      backend.Buffer
 	workspace backend.Buffer
-	timer     *Timer
+	timer     *bench.Timer
 }
 
 func openDecoding(b *testing.B, nbytes int) *decoding {
@@ -49,7 +49,7 @@ func openDecoding(b *testing.B, nbytes int) *decoding {
 	n := min(s.x.Len(), s.memory.Len())
 	ok(b, q.Copy(s.x.Slice(0, n), s.memory.Slice(0, n)))
 	ok(b, q.Zero(s.workspace))
-	s.timer = must[*Timer](b)(q.NewTimer())
+	s.timer = must[*bench.Timer](b)(bench.NewTimer(q))
 	return s
 }
 

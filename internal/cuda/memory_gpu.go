@@ -121,10 +121,6 @@ func (d *Device) Disown(b backend.Buffer) error {
 	return d.named("disown", d.memory.disown(b.Addr()))
 }
 
-// SetMemoryLimit limits what Alloc holds, memory in use and cached together, to
-// nbytes from now on; 0 is no limit.
-func (d *Device) SetMemoryLimit(nbytes int) { d.memory.setLimit(nbytes) }
-
 // MemoryStats returns what the allocator holds.
 func (d *Device) MemoryStats() MemoryStats { return d.memory.snapshot() }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
@@ -305,7 +306,7 @@ func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, b
 		part := func(i int) backend.Buffer { return memory.As(backend.BF16).Slice(i*n, (i+1)*n) }
 		x, y, sent, received := part(0), part(1), part(2), part(3)
 		q := queues[c.Rank()].(*cuda.Queue)
-		timer := testranks.Must(q.NewTimer())
+		timer := testranks.Must(bench.NewTimer(q))
 		start := func(what backend.Collective, dst, src backend.Buffer) error {
 			_, err := c.Start(q, what, dst, src)
 			return err

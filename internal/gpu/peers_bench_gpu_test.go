@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
@@ -264,7 +265,7 @@ func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DTyp
 		plain := testranks.Must(c.Device().Alloc(nbytes))
 		own := testranks.Must(c.Alloc(nbytes)) // together, after everyone has its memory
 		q := c.Device().Default()
-		timer := testranks.Must(q.(*cuda.Queue).NewTimer())
+		timer := testranks.Must(bench.NewTimer(q.(backend.TimedQueue)))
 		for range b.N {
 			for i, x := range list {
 				memory := plain
@@ -302,7 +303,7 @@ func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DTyp
 
 // round returns the time of one call of many, on the device and on the host, and appends what
 // each start takes the host to each, unless that is nil.
-func (x comparison) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer,
+func (x comparison) round(c *Communicator, timer *bench.Timer, memory backend.Buffer,
 	each *[]time.Duration) (took, host time.Duration, err error) {
 	// Ranks do not begin at the same time: many calls make little of that.
 	calls := time.Duration(min(200, max(50, 64<<20/memory.NBytes())))
@@ -408,7 +409,7 @@ func raceExchange(b *testing.B, c *Communicator, what backend.Collective, plain,
 	window backend.Buffer, n int) error {
 	const recorded = 10
 	q := c.Device().Default().(*cuda.Queue)
-	timer, err := q.NewTimer()
+	timer, err := bench.NewTimer(q)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -106,7 +107,7 @@ func compare(b *testing.B, dense backend.Communicator, low *gpu.Communicator, nb
 	if err != nil {
 		return err
 	}
-	timer, err := dense.Device().Default().(*cuda.Queue).NewTimer()
+	timer, err := bench.NewTimer(dense.Device().Default().(backend.TimedQueue))
 	if err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func compare(b *testing.B, dense backend.Communicator, low *gpu.Communicator, nb
 
 // round times calls that are started back to back; the first one brings the ranks
 // together, and makes memory.
-func (w *way) round(timer *cuda.Timer, x backend.Buffer) error {
+func (w *way) round(timer *bench.Timer, x backend.Buffer) error {
 	q := w.comm.Device().Default()
 	start := func() error {
 		_, err := w.comm.Start(q, reduction(backend.AllReduce, backend.Sum), x, x)

@@ -13,7 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
-	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -63,7 +63,7 @@ func BenchmarkGPUStages(b *testing.B) {
 // stages times the parts of sparse calls that exchange messages over a communicator.
 type stages struct {
 	backend.Communicator
-	timers [][stagesOfACall]*cuda.Timer // of each call
+	timers [][stagesOfACall]*bench.Timer // of each call
 	call   int
 	host   time.Duration
 }
@@ -78,10 +78,10 @@ const (
 
 // on makes timers for so many calls on a queue.
 func (s *stages) on(q backend.Queue, calls int) (err error) {
-	s.timers, s.call, s.host = make([][stagesOfACall]*cuda.Timer, calls), 0, 0
+	s.timers, s.call, s.host = make([][stagesOfACall]*bench.Timer, calls), 0, 0
 	for i := range s.timers {
 		for j := range s.timers[i] {
-			if s.timers[i][j], err = q.(*cuda.Queue).NewTimer(); err != nil {
+			if s.timers[i][j], err = bench.NewTimer(q.(backend.TimedQueue)); err != nil {
 				return err
 			}
 		}
