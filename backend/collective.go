@@ -523,10 +523,7 @@ func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 		return fmt.Errorf("%w: %v: source is %v, destination is %v: they must be the same dtype",
 			ErrArgument, *c, src.dtype, dst.dtype)
 	}
-	if !dst.overlaps(src) {
-		return nil
-	}
-	if dst.same(src) && c.Kind == AllReduce {
+	if !dst.overlaps(src) || dst.same(src) && c.Kind == AllReduce {
 		return nil
 	}
 	lo, hi := c.Chunk(r, P, count)

@@ -87,9 +87,7 @@ func (j *trainJob) tell(p point) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.step = p.step
-	for name, x := range p.all {
-		j.numbers[name] = x
-	}
+	maps.Insert(j.numbers, p.all)
 	return nil
 }
 

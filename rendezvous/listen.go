@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -177,12 +178,8 @@ func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (n
 
 // hungUp reports whether the other side has ended a connection without a word.
 func hungUp(err error) bool {
-	for _, end := range append(hangUps(), io.EOF, io.ErrUnexpectedEOF) {
-		if errors.Is(err, end) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(append(hangUps(), io.EOF, io.ErrUnexpectedEOF),
+		func(end error) bool { return errors.Is(err, end) })
 }
 
 // identity is how this rank identifies itself to peers other than the store.

@@ -1,6 +1,8 @@
 package defects
 
 import (
+	"slices"
+
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/internal/stock"
@@ -80,10 +82,8 @@ func (s *survey) lastReader(n *gorgonia.Node) (last *gorgonia.Node) {
 
 // readAfter reports whether one of the nodes that share the memory of x is read after n has run.
 func (s *survey) readAfter(n, x *gorgonia.Node, shared gorgonia.Nodes) bool {
-	for _, other := range shared {
-		if last := s.lastReader(other); other != x && last != nil && s.runs(last) > s.runs(n) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(shared, func(other *gorgonia.Node) bool {
+		last := s.lastReader(other)
+		return other != x && last != nil && s.runs(last) > s.runs(n)
+	})
 }

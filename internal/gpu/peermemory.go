@@ -194,12 +194,10 @@ func (m *peerMemory) share(own backend.Buffer, problem error) (*window, error) {
 
 // remote reports whether a rank is in another process.
 func (m *peerMemory) remote() bool {
-	for _, c := range m.c.plan.ranks {
-		if c.Process != m.c.plan.ranks[m.c.rank].Process {
-			return true
-		}
-	}
-	return false
+	all := m.c.plan.ranks
+	return slices.ContainsFunc(all, func(r rankInfo) bool {
+		return r.Process != all[m.c.rank].Process
+	})
 }
 
 // open returns where this rank reaches the memory of another.

@@ -325,7 +325,7 @@ func averages(spans []Span) string {
 		took[s.Phase] += s.End.Sub(s.Start)
 	}
 	var text []string
-	for p, name := range Phases() {
+	for p, name := range phaseNames {
 		if n := number[p]; n > 0 {
 			text = append(text, fmt.Sprintf("%v %d x %v", name, n, (took[p]/time.Duration(n)).Round(
 				100*time.Nanosecond)))

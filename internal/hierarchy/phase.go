@@ -1,9 +1,6 @@
 package hierarchy
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // phase is a part of what happens to a slice. Each has its own queue.
 type phase uint8
@@ -25,10 +22,6 @@ var phaseNames = [phases]string{
 	"pack", "reduce-scatter inside the machine", "exchange between machines", "add",
 	"broadcast between machines", "all-gather inside the machine", "unpack", "flat",
 }
-
-// Phases lists the names of all phases, in the order of Stats.Phases, as hooks, errors and traces
-// name them.
-func Phases() []string { return slices.Clone(phaseNames[:]) }
 
 // String returns what happens, as errors and traces print it.
 func (p phase) String() string {

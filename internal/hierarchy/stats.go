@@ -10,7 +10,7 @@ import (
 type Stats struct {
 	// Calls counts the hierarchical calls and Flat the others.
 	Calls, Flat int
-	// Phases are the phases of the hierarchical calls, in the order of [Phases].
+	// Phases are the phases of the hierarchical calls, in their order.
 	Phases [phases]struct {
 		Slices int
 		Bytes  int64 // sent to other ranks

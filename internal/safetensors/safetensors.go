@@ -190,17 +190,6 @@ func (h *Header) Of(name string) (d backend.DType, shape []int, ok bool) {
 	return e.dtype, e.Shape, ok
 }
 
-// Tensors returns all tensors, given the data. Each has its own memory.
-func (h *Header) Tensors(data []byte) map[string]Tensor {
-	all := map[string]Tensor{}
-	for name, e := range h.entries {
-		t := New(e.dtype, e.Shape)
-		copy(t.Data.Bytes(), data[e.Offsets[0]:e.Offsets[1]])
-		all[name] = t
-	}
-	return all
-}
-
 // Each reads the data from r, and gives each tensor to take, in the order of the file.
 func (h *Header) Each(r io.Reader, take func(name string, t Tensor)) error {
 	names := h.Names()

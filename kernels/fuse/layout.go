@@ -63,12 +63,7 @@ func (l *layout) mergeable(k int) bool {
 	if l.rows && k == len(l.shape)-2 {
 		return false
 	}
-	for _, s := range l.all() {
-		if s[k] != s[k+1]*l.shape[k+1] {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(l.all(), func(s []int) bool { return s[k] != s[k+1]*l.shape[k+1] })
 }
 
 // merge makes axes k and k+1 one.

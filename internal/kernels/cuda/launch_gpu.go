@@ -227,14 +227,6 @@ func (l *Loaded) Families() []string {
 	return slices.Sorted(maps.Keys(l.loaded))
 }
 
-// Compiled returns those of the families that the driver had to compile, sorted: there is no
-// machine code for the device, or the driver refused it.
-func (l *Loaded) Compiled() []string {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return slices.Sorted(slices.Values(l.compiled))
-}
-
 // enter runs f with the context current.
 func (l *Loaded) enter(f func() error) error {
 	runtime.LockOSThread()

@@ -2,6 +2,7 @@ package ir
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -60,12 +61,7 @@ func (d Dims) Insert(i, x int) Dims {
 
 // Has reports whether x is in the list.
 func (d Dims) Has(x int) bool {
-	for _, y := range d.at[:d.n] {
-		if x == y {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(d.at[:d.n], x)
 }
 
 // Size returns the product: the number of elements of a shape.

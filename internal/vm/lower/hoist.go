@@ -2,6 +2,7 @@ package lower
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/internal/vm/ir"
@@ -108,12 +109,7 @@ func (h *hoisting) same(v ir.Value) bool {
 		ir.AttentionGrad, ir.LSTM:
 		return false
 	}
-	for _, a := range v.Args {
-		if !h.fixed[a] {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(v.Args, func(a ir.ID) bool { return !h.fixed[a] })
 }
 
 // worthwhile returns the values that are hoisted.

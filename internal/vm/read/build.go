@@ -92,12 +92,10 @@ func (b *builder) of(id ir.ID) ir.Value { return b.Program.Values[id] }
 
 // float reports whether all operands are floats of the node's dtype.
 func (b *builder) float() bool {
-	for _, a := range b.args {
-		if d := b.of(a).DType; d != backend.F32 && d != backend.F64 || d != b.dtype {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(b.args, func(a ir.ID) bool {
+		d := b.of(a).DType
+		return d != backend.F32 && d != backend.F64 || d != b.dtype
+	})
 }
 
 // reshape returns x with another shape of the same size, none if the sizes differ.
