@@ -60,7 +60,7 @@
 // Gorgonia's tape machine on the same graph, whose steps end with the same solver:
 //
 //	go run ./bench/train --device cpu --models mlp,nanogpt \
-//		--peer bench/peers/train_torch.py --python python3
+//		--peer bench/peers/train_torch.py --peer-mode compile --python python3
 //	go run ./bench/train --device cpu --models convnet --peer gorgonia
 //
 //	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":101.2,...,
@@ -125,6 +125,7 @@ type options struct {
 	// another program to take turns with: "", gorgonia, or the path of train_torch.py
 	peer      string
 	python    string   // what runs that
+	peerMode  string   // likewise how
 	saveDir   string   // where checkpoints are written, "" for none
 	saveEvery int      // steps
 	memory    int      // bytes of each machine, 0 for no bound
@@ -152,6 +153,7 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
+	f.StringVar(&o.peerMode, "peer-mode", "eager", "how train_torch.py runs: eager or compile")
 	f.StringVar(&o.python, "python", "python3", "what runs train_torch.py")
 	f.StringVar(&o.saveDir, "save-async", "", "directory to write checkpoints to, and to measure "+
 		"what they cost")

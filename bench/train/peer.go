@@ -69,7 +69,7 @@ func (o options) startGorgonia(m model) (*peer, error) {
 
 // startTorch runs train_torch.py, which runs a round for each line and answers with its time.
 func (o options) startTorch(model string) (*peer, error) {
-	cmd := exec.Command(o.python, o.peer, "--serve", "--device", "cpu", "--modes", "eager",
+	cmd := exec.Command(o.python, o.peer, "--serve", "--device", "cpu", "--modes", o.peerMode,
 		"--models", model, "-n", strconv.Itoa(o.ranks), "--steps", strconv.Itoa(o.steps))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -94,5 +94,5 @@ func (o options) startTorch(model string) (*peer, error) {
 		}
 		return strconv.ParseFloat(strings.TrimSpace(line), 64)
 	}
-	return &peer{"pytorch", round, func() error { return errors.Join(in.Close(), cmd.Wait()) }}, nil
+	return &peer{"pytorch " + o.peerMode, round, func() error { return errors.Join(in.Close(), cmd.Wait()) }}, nil
 }
