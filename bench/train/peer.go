@@ -94,5 +94,6 @@ func (o options) startTorch(model string) (*peer, error) {
 		}
 		return strconv.ParseFloat(strings.TrimSpace(line), 64)
 	}
-	return &peer{"pytorch " + o.peerMode, round, func() error { return errors.Join(in.Close(), cmd.Wait()) }}, nil
+	end := func() error { return errors.Join(in.Close(), cmd.Wait()) }
+	return &peer{"pytorch " + o.peerMode, round, end}, nil
 }
