@@ -164,8 +164,8 @@ func continuesAs(t *testing.T, folder string, want expected) bool {
 	}
 	defer g.Close()
 	got := generated(t, g, models.Sampling{Max: len(text), Stop: []int{}}, prompt)
-	require.Check(t, fmt.Sprint(got[0]) == fmt.Sprint(text), "%s continues with %v, want %v", folder,
-		got[0], text)
+	require.Check(t, fmt.Sprint(got[0]) == fmt.Sprint(text), "%s continues with %v, want %v",
+		folder, got[0], text)
 	return true
 }
 
