@@ -16,8 +16,6 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
-	"golang.org/x/oauth2"
-	"golang.org/x/oauth2/google"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
@@ -27,7 +25,7 @@ import (
 // that autograd.WithStore describes. The directory need not exist. It sends no request, except for
 // the credentials of gs. The result is for any number of goroutines.
 //
-// Errors: [backend.ErrArgument] for another URL; no credentials for gs.
+// Errors: [backend.ErrArgument] for another URL; no credentials for gs, or some that are refused.
 func Open(url string) (fs.FS, error) {
 	scheme, rest, _ := strings.Cut(url, "://")
 	name, prefix, _ := strings.Cut(rest, "/")
@@ -39,7 +37,7 @@ func Open(url string) (fs.FS, error) {
 	case name == "" || scheme != "s3" && scheme != "gs":
 		err = fmt.Errorf("%w: want s3://bucket/prefix or gs://bucket/prefix", backend.ErrArgument)
 	case scheme == "s3":
-		address = d.amazon(options)
+		address, err = d.amazon(options)
 	default:
 		address, err = d.google(options)
 	}
@@ -63,7 +61,7 @@ type dir struct {
 }
 
 // amazon sets the options for S3, and returns the address.
-func (d *dir) amazon(o *minio.Options) string {
+func (d *dir) amazon(o *minio.Options) (string, error) {
 	d.hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, of an account " +
 		"that may do so, and AWS_REGION or AWS_ENDPOINT_URL"
 	// Where there is no such role nobody answers.
@@ -72,36 +70,14 @@ func (d *dir) amazon(o *minio.Options) string {
 		&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, machine,
 	})
 	o.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
-	return address(o, cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"),
-		"https://s3.amazonaws.com"))
-}
-
-// google sets the options for the interface that Cloud Storage shares with S3, where tokens take
-// the place of signatures.
-func (d *dir) google(o *minio.Options) (string, error) {
-	d.hint = "set GOOGLE_APPLICATION_CREDENTIALS to the key of an account that may do so, or run " +
-		"gcloud auth application-default login"
-	o.Creds = credentials.NewStatic("", "", "", credentials.SignatureAnonymous)
-	o.Region = "auto"
-	emulator := os.Getenv("STORAGE_EMULATOR_HOST")
-	if emulator != "" && !strings.Contains(emulator, "://") {
-		emulator = "http://" + emulator
+	at := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"),
+		"https://s3.amazonaws.com")
+	if strings.HasPrefix(at, googleAddress) { // whose conditions need words of its own
+		return "", fmt.Errorf("%w: AWS_ENDPOINT_URL is Google's: use gs://%s, with the key in "+
+			"GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY", backend.ErrArgument,
+			path.Join(d.bucket, d.prefix))
 	}
-	at := address(o, cmp.Or(emulator, "https://storage.googleapis.com"))
-	transport, err := minio.DefaultTransport(o.Secure)
-	if err != nil {
-		return "", err
-	}
-	o.Transport = conditions{transport}
-	if emulator == "" {
-		const scope = "https://www.googleapis.com/auth/devstorage.read_write"
-		tokens, err := google.DefaultTokenSource(context.Background(), scope)
-		if err != nil {
-			return "", fmt.Errorf("%w: %s", err, d.hint)
-		}
-		o.Transport = &oauth2.Transport{Source: tokens, Base: o.Transport}
-	}
-	return at, nil
+	return address(o, at), nil
 }
 
 // address returns the host of an address, and notes whether it is reached by TLS.
@@ -110,21 +86,6 @@ func address(o *minio.Options, url string) string {
 	o.Secure = scheme == "https"
 	return strings.TrimSuffix(host, "/")
 }
-
-// conditions says in Google's words that an object must not exist.
-type conditions struct{ base http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (c conditions) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Header.Get(ifNoneMatch) == "*" {
-		r = r.Clone(r.Context())
-		r.Header.Del(ifNoneMatch)
-		r.Header.Set("X-Goog-If-Generation-Match", "0")
-	}
-	return c.base.RoundTrip(r)
-}
-
-const ifNoneMatch = "If-None-Match"
 
 // key returns the key of a file's object.
 func (d *dir) key(name string) string { return path.Join("/", d.prefix, name)[1:] }

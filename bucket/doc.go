@@ -18,9 +18,12 @@
 //     AWS_PROFILE and AWS_SHARED_CREDENTIALS_FILE; otherwise the role of the machine, container or
 //     pod; otherwise none, for public buckets. AWS_REGION. AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL
 //     is the address of another store with this interface, such as MinIO, Ceph or R2.
-//   - gs://bucket/prefix: GOOGLE_APPLICATION_CREDENTIALS; otherwise what gcloud auth
-//     application-default login has left; otherwise the machine's account. STORAGE_EMULATOR_HOST is
-//     the address of an emulator, which needs no credentials.
+//   - gs://bucket/prefix: GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY, an HMAC key; otherwise the
+//     file of GOOGLE_APPLICATION_CREDENTIALS, of an account, a user or a federation of workload
+//     identities; otherwise what gcloud auth application-default login has left; otherwise the
+//     account of the machine or pod. CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE is the address of a
+//     region or of a private network, STORAGE_EMULATOR_HOST that of an emulator, which needs no
+//     credentials.
 //
 // The account reads, writes, lists and deletes objects, and aborts uploads in parts. A process that
 // is killed may leave parts that no listing shows: let the bucket's lifecycle remove incomplete
