@@ -209,7 +209,7 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 				return Node{}, fmt.Errorf("%w: %s has shape %v, with positions along axis %d: "+
 					"want 4 axes, and positions along 0 or 1", ops.ErrShape, name, x.Shape(), axis)
 			}
-			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x),
+			if err := cmp.Or(require(name, x, Sequence, Split(2)), summed(name, x),
 				wholeAxis(name, x, axis), wholeAxis(name, x, 3)); err != nil {
 				return Node{}, err
 			}

@@ -286,6 +286,16 @@ func (b *Builder) learnableFor(w, x Node) (Node, error) {
 	return w, nil
 }
 
+// learnFor makes a learnable that every rank of the Tensor group has whole, as an operation with x
+// needs it.
+func (b *Builder) learnFor(x Node, name string, init Init, shape ...int) (Node, error) {
+	w := b.Learn(name, init, Undivided, shape...)
+	if b.err != nil {
+		return Node{}, b.err
+	}
+	return b.learnableFor(w, x)
+}
+
 // sharded checks an operand that meets learnables: over the Sequence group, the ranks' gradients
 // must add up to the learnable's.
 func sharded(operand string, x Node) error {

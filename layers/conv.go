@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -49,7 +50,7 @@ func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 // Errors: [ErrPlacement]; [ops.ErrShape] if x has fewer than two axes.
 func (b *Builder) BatchNorm(name string, x Node) Node {
 	return b.apply("BatchNorm "+name, func() (Node, error) {
-		if err := firstOf(images("x", x), require("x", x, Tensor, Replicated,
+		if err := cmp.Or(images("x", x), require("x", x, Tensor, Replicated,
 			Copied)); err != nil {
 			return Node{}, err
 		}
@@ -64,11 +65,7 @@ func (b *Builder) BatchNorm(name string, x Node) Node {
 		}
 		one[1] = x.Shape()[1]
 		for i, init := range []Init{Constant(1), Constant(0)} {
-			w := b.Learn(name+[]string{".gain", ".bias"}[i], init, Undivided, one[1])
-			if b.err != nil {
-				return Node{}, b.err
-			}
-			w, err := b.learnableFor(w, x)
+			w, err := b.learnFor(x, name+[]string{".gain", ".bias"}[i], init, one[1])
 			if err != nil {
 				return Node{}, err
 			}
@@ -89,13 +86,7 @@ func (b *Builder) BatchNorm(name string, x Node) Node {
 //
 // Errors: [ErrPlacement] if x is a partial sum.
 func (b *Builder) ReLU(x Node) Node {
-	return b.apply("ReLU", func() (Node, error) {
-		if err := summed("x", x); err != nil {
-			return Node{}, err
-		}
-		y, err := gorgonia.Rectify(x.Node)
-		return Place(y, x), err
-	}, "x", x)
+	return b.each("ReLU", gorgonia.Rectify, x)
 }
 
 // ConvBlock is a convolution without bias, a batch norm and a rectifier.

@@ -317,7 +317,7 @@ func (t *Tokens) of() string {
 // a padding that is not -vocabulary to vocabulary-1, or more than one.
 func (b *Builder) Embedding(embedding Node, tokens *Tokens, padding ...int) Node {
 	return b.apply("Embedding"+tokens.of(), func() (Node, error) {
-		if err := firstOf(require("embedding", embedding, Sequence, Copied),
+		if err := cmp.Or(require("embedding", embedding, Sequence, Copied),
 			require("embedding", embedding, Tensor, Split(0), Replicated)); err != nil {
 			return Node{}, err
 		}
@@ -497,7 +497,7 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 			return Node{}, fmt.Errorf("%w: x has shape %v, with positions along axis %d",
 				ops.ErrShape, x.Shape(), axis)
 		}
-		if err := firstOf(summed("x", x), wholeAxis("x", x, last)); err != nil {
+		if err := cmp.Or(summed("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		shape := x.Shape()
@@ -508,7 +508,7 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 		}
 		along := slices.Repeat([]int{1}, last+1-axis) // of the axes from that of positions on
 		along[0], along[last-axis] = shape[axis], shape[last]/2
-		if err := firstOf(cos.Reshape(along...), sin.Reshape(along...)); err != nil {
+		if err := cmp.Or(cos.Reshape(along...), sin.Reshape(along...)); err != nil {
 			return Node{}, err
 		}
 		y, err := nn.Rotary(o.RotaryOptions, x.Node, b.graph.Constant(cos), b.graph.Constant(sin))
@@ -523,7 +523,7 @@ func alongSequence(x Node) (axis int, err error) {
 	if axis != 0 && axis != 1 || x.Dims() != 3 {
 		return 0, misplaced("x", x, Sequence, Split(1), Split(0))
 	}
-	return axis, firstOf(summed("x", x), wholeAxis("x", x, 2))
+	return axis, cmp.Or(summed("x", x), wholeAxis("x", x, 2))
 }
 
 // addRows adds row i of p, [positions, n], to position i of every sample.

@@ -100,7 +100,7 @@ func (o *MoEOptions) check(x Node) error {
 		shown.Tokens = nil
 		return fmt.Errorf("%w: %+v", backend.ErrArgument, shown)
 	}
-	return firstOf(require("x", x, Sequence, Split(0)),
+	return cmp.Or(require("x", x, Sequence, Split(0)),
 		require("x", x, Tensor, Replicated, Split(0)))
 }
 
@@ -241,11 +241,7 @@ func (m *mixture) capacity() int {
 
 // router returns the probabilities of the experts, [batch, experts, positions].
 func (m *mixture) router() (*gorgonia.Node, error) {
-	w := m.Learn(m.name+".router", Normal(deviation), Undivided, lastOf(m.x), m.o.Experts)
-	if m.err != nil {
-		return nil, m.err
-	}
-	w, err := m.learnableFor(w, m.x)
+	w, err := m.learnFor(m.x, m.name+".router", Normal(deviation), lastOf(m.x), m.o.Experts)
 	if err != nil {
 		return nil, err
 	}

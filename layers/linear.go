@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -37,7 +38,7 @@ func (b *Builder) Linear(name string, x Node, axis int, out ...int) Node {
 func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) Node {
 	return b.apply("linear layer "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(sharded("x", x), wholeAxis("x", x, last),
+		if err := cmp.Or(sharded("x", x), wholeAxis("x", x, last),
 			require("x", x, Tensor, Copied)); err != nil {
 			return Node{}, err
 		}
@@ -75,14 +76,10 @@ func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) N
 func (b *Builder) Dense(name string, x Node, out int) Node {
 	return b.apply("Dense "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
+		if err := cmp.Or(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
-		w := b.Learn(name+".weight", Normal(deviation), Undivided, x.Shape()[last], out)
-		if b.err != nil {
-			return Node{}, b.err
-		}
-		w, err := b.learnableFor(w, x)
+		w, err := b.learnFor(x, name+".weight", Normal(deviation), x.Shape()[last], out)
 		if err != nil {
 			return Node{}, err
 		}
@@ -114,7 +111,7 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 		for axis := x.Dims() - 1; axis >= first; axis-- {
 			inputs = append(inputs, Split(axis))
 		}
-		err := firstOf(sharded("x", x), require("x", x, Tensor, inputs...))
+		err := cmp.Or(sharded("x", x), require("x", x, Tensor, inputs...))
 		for axis := first; axis < x.Dims() && err == nil; axis++ {
 			if x.place[Sequence] == Split(axis) {
 				err = misplaced("x", x, Sequence, Split(max(0, first-1)))
@@ -146,15 +143,11 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 func (b *Builder) Bias(name string, x Node) Node {
 	return b.apply("Bias "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
+		if err := cmp.Or(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		n := x.Shape()[last]
-		c := b.Learn(name+".bias", Constant(0), Undivided, n)
-		if b.err != nil {
-			return Node{}, b.err
-		}
-		c, err := b.learnableFor(c, x)
+		c, err := b.learnFor(x, name+".bias", Constant(0), n)
 		if err != nil {
 			return Node{}, err
 		}
@@ -288,11 +281,16 @@ func (b *Builder) endTensorParallel(name string, y, x Node) Node {
 //
 // Errors: [ErrPlacement] if x is a partial sum.
 func (b *Builder) GELU(x Node) Node {
-	return b.apply("GELU", func() (Node, error) {
+	return b.each("GELU", nn.GELUTanh, x)
+}
+
+// each is a function of every element, for which a term of a sum is no operand.
+func (b *Builder) each(name string, f func(*gorgonia.Node) (*gorgonia.Node, error), x Node) Node {
+	return b.apply(name, func() (Node, error) {
 		if err := summed("x", x); err != nil {
 			return Node{}, err
 		}
-		y, err := nn.GELUTanh(x.Node)
+		y, err := f(x.Node)
 		return Place(y, x), err
 	}, "x", x)
 }
@@ -322,16 +320,6 @@ func (b *Builder) Add(x, y Node) Node {
 		n, err := gorgonia.Add(x.Node, y.Node)
 		return Place(n, x), err
 	}, "x", x, "y", y)
-}
-
-// firstOf returns the first error.
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // lastOf returns the length of the last axis, 0 after an error.

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -29,7 +30,7 @@ func (b *Builder) Logits(x, embedding Node) Node {
 		x := b.beginTensorParallel(x)
 		return b.apply("Logits", func() (Node, error) {
 			last := x.Dims() - 1
-			if err := firstOf(sharded("x", x), wholeAxis("x", x, last),
+			if err := cmp.Or(sharded("x", x), wholeAxis("x", x, last),
 				require("embedding", embedding, Sequence, Copied),
 				require("embedding", embedding, Tensor, Split(0))); err != nil {
 				return Node{}, err
@@ -75,7 +76,7 @@ func (b *Builder) Logits(x, embedding Node) Node {
 func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 	return b.apply("CrossEntropy"+targets.of(), func() (Node, error) {
 		last := logits.Dims() - 1
-		if err := firstOf(require("logits", logits, Tensor, Split(last)),
+		if err := cmp.Or(require("logits", logits, Tensor, Split(last)),
 			require("logits", logits, Sequence, Split(targets.axis))); err != nil {
 			return Node{}, err
 		}
@@ -213,7 +214,7 @@ func (b *Builder) number(x float64) any {
 // Errors: [Builder.Err]; [ErrPlacement]; a learnable on which the loss does not depend.
 func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
 	b.apply("Grad", func() (Node, error) {
-		if err := firstOf(require("loss", loss, Sequence, Partial, Replicated),
+		if err := cmp.Or(require("loss", loss, Sequence, Partial, Replicated),
 			require("loss", loss, Tensor, Replicated)); err != nil {
 			return Node{}, err
 		}

@@ -1,6 +1,8 @@
 package layers
 
 import (
+	"cmp"
+
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -46,16 +48,12 @@ func (b *Builder) norm(kind, name string, x Node, learnables []string,
 	norm func(own []*gorgonia.Node) (*gorgonia.Node, error)) Node {
 	return b.apply(kind+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
+		if err := cmp.Or(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		own := make([]*gorgonia.Node, len(learnables))
 		for i, suffix := range learnables {
-			w := b.Learn(name+suffix, Constant(float64(1-i)), Undivided, x.Shape()[last])
-			if b.err != nil {
-				return Node{}, b.err
-			}
-			w, err := b.learnableFor(w, x)
+			w, err := b.learnFor(x, name+suffix, Constant(float64(1-i)), x.Shape()[last])
 			if err != nil {
 				return Node{}, err
 			}

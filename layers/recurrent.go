@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -65,11 +66,7 @@ func (b *Builder) recurrent(what, name string, x Node, hidden, gates int, o nn.R
 			shape []int
 		}{{".weight_ih", []int{rows, n}}, {".weight_hh", []int{rows, hidden}},
 			{".bias_ih", []int{rows}}, {".bias_hh", []int{rows}}} {
-			learnable := b.Learn(name+part.name, uniform, Undivided, part.shape...)
-			if b.err != nil {
-				return Node{}, b.err
-			}
-			learnable, err := b.learnableFor(learnable, x)
+			learnable, err := b.learnFor(x, name+part.name, uniform, part.shape...)
 			if err != nil {
 				return Node{}, err
 			}
@@ -88,6 +85,6 @@ func samples(x Node, batch int) error {
 	if x.Dims() != 3 {
 		return fmt.Errorf("%w: x has shape %v: want 3 axes", ops.ErrShape, x.Shape())
 	}
-	return firstOf(require("x", x, Sequence, Split(batch), Copied),
+	return cmp.Or(require("x", x, Sequence, Split(batch), Copied),
 		require("x", x, Tensor, Replicated, Copied, Split(batch)))
 }

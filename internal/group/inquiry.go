@@ -46,7 +46,7 @@ func (m *Member) asks(now time.Time, wants uint64) {
 }
 
 // shows has the others see for whom this rank waits. m.mu is held.
-func (m *Member) shows(now time.Time) {
+func (m *Member) shows() {
 	if absent := m.arbiter.Absent(); len(absent) > 0 && m.arbiter.State() == Working {
 		m.World.Waits(m.jobRanks(absent))
 	}

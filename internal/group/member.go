@@ -107,7 +107,7 @@ func (m *Member) observe(wants uint64) (awaited []int, waited time.Duration) {
 	now := time.Now()
 	m.see(now, wants)
 	m.publishEnd(m.arbiter.Step(now, &m.look))
-	m.shows(now)
+	m.shows()
 	return m.arbiter.Awaited(now, &m.look)
 }
 

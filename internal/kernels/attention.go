@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -124,7 +125,7 @@ func (c Check) Attention(a Attention) error {
 	if err := a.check(); err != nil {
 		return err
 	}
-	if err := firstOf(a.fit("q", a.Q, a.Heads, a.Queries, a.Size),
+	if err := cmp.Or(a.fit("q", a.Q, a.Heads, a.Queries, a.Size),
 		a.fit("k", a.K, a.Heads/a.Group, a.Keys, a.Size),
 		a.fit("v", a.V, a.Heads/a.Group, a.Keys, a.ValueSize),
 		a.fit("y", a.Y, a.Heads, a.Queries, a.ValueSize), a.checkHidden()); err != nil {
@@ -146,7 +147,7 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 		return err
 	}
 	a.Attention = a.Filled()
-	if err := firstOf(a.fit("dy", a.DY, a.Heads, a.Queries, a.ValueSize),
+	if err := cmp.Or(a.fit("dy", a.DY, a.Heads, a.Queries, a.ValueSize),
 		a.fit("dq", a.DQ, a.Heads, a.Queries, a.Size),
 		a.fit("dk", a.DK, a.Heads/a.Group, a.Keys, a.Size),
 		a.fit("dv", a.DV, a.Heads/a.Group, a.Keys, a.ValueSize)); err != nil {
@@ -219,7 +220,7 @@ func (a *Attention) checkHidden() error {
 				backend.ErrArgument, need, d, m.Batch, m.Head, m.Row, m.Key, n, m.Buffer.DType())
 		}
 	}
-	return firstOf(checkCounts("lengths", a.Lengths, a.Batch),
+	return cmp.Or(checkCounts("lengths", a.Lengths, a.Batch),
 		checkCounts("starts", a.Starts, a.Batch*a.Queries))
 }
 
@@ -228,16 +229,6 @@ func checkCounts(what string, b backend.Buffer, want int) error {
 	if n, d := b.Len(), b.DType(); n > 0 && (n != want || d != backend.I32 && d != backend.I64) {
 		return fmt.Errorf("%w: attention: %d %s of %v, want %d of i32 or i64", backend.ErrArgument,
 			n, what, d, want)
-	}
-	return nil
-}
-
-// firstOf returns the first error.
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -130,7 +130,7 @@ func (m *evaluator) load(k int, c Instr) blockFunc {
 	input := c.Args[0]
 	d, strides := m.p.Inputs[input].DType, m.layout.inputs[input]
 	if m.values[k].kind == single {
-		return m.loadOne(k, input, c.Type)
+		return m.loadOne(k, input)
 	}
 	from := m.along(k, strides)
 	located := m.located(from)
@@ -176,7 +176,7 @@ func (m *evaluator) span(k Value, lo, n int) (int, int) {
 }
 
 // loadOne returns the step that loads one element for all of a block.
-func (m *evaluator) loadOne(k Value, input int, t backend.DType) blockFunc {
+func (m *evaluator) loadOne(k Value, input int) blockFunc {
 	from := m.cursor(m.layout.inputs[input], false)
 	return func(lo, _ int) error {
 		at := from.seek(lo)

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -78,7 +77,7 @@ type process struct {
 }
 
 // run runs the job, and kills its processes meanwhile.
-func (j *job) run(ctx context.Context, seed uint64) (err error) {
+func (j *job) run(seed uint64) (err error) {
 	args := append([]string{"--elastic", "-n", strconv.Itoa(j.ranks), "--standby",
 		strconv.Itoa(j.standby), "--min-ranks", strconv.Itoa(j.least)}, j.trains()...)
 	if j.trainer == "" {

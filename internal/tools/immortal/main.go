@@ -147,7 +147,7 @@ func immortal(ctx context.Context, c config) (all verdict, err error) {
 		seed := c.seed + uint64(all.jobs)
 		j := &job{config: c, site: at, random: rand.New(rand.NewPCG(seed, 39)), want: want,
 			processes: map[int]*process{}, unfit: map[string][]int{}, ends: map[string]bool{}}
-		if err = j.run(ctx, seed); err != nil {
+		if err = j.run(seed); err != nil {
 			err = fmt.Errorf("seed %d: %w", seed, err)
 		}
 		j.jobs = 1

@@ -32,7 +32,6 @@ type row struct {
 	whole bool
 	alone bool     // the row has a line of its own
 	slope *[]array // what differences has found, of rows whose loops do not depend on got
-	again func()   // called between two runs, if not nil
 	use   string   // what to use instead, if anything is wrong
 }
 
@@ -188,9 +187,6 @@ func repeat(r row, x G.Nodes, m G.VM, runs int, check func() error) error {
 			return err
 		}
 		m.Reset()
-		if r.again != nil {
-			r.again()
-		}
 	}
 	return nil
 }
@@ -480,7 +476,7 @@ const anything = math.MaxFloat64
 
 // slopes are differences, which are the same for all machines unless the loop depends on got.
 func (r row) slopes(got []array) []array {
-	if r.slope == nil || r.random || r.again != nil {
+	if r.slope == nil || r.random {
 		return differences(r, got)
 	}
 	if *r.slope == nil {
