@@ -175,7 +175,7 @@ package autograd
 //	parallel                                DataParallel
 //	tape, trainer                           who computes gradients: Gorgonia's machines, vm's
 //	state, weights, options                 what a rank has of a training; of a model alone
-//	sampler, tables, names, reducer
+//	sampler, tables, names, reducer, mirrors
 //	inventory, parts, tree, solo
 //	record, layout, param                   of checkpoints; of buckets
 //	ranks                                   what they agree on, and how errors name them

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,6 +69,9 @@ type Elastic struct {
 	began        bool  // Step was called
 	retires      error // of Retire
 	ends         bool
+	defers       bool // to retire, since no other rank has what this one has
+	mirrors      *mirrors
+	mirroring    []elastic.ID // the members whose these are
 
 	progress any             // of Share, nil before
 	handed   json.RawMessage // the progress of rank 0, as this process came
@@ -87,12 +92,16 @@ type Steps interface {
 	// where it is or, if last is set because no Enter follows, moves to the host.
 	Leave(last bool) error
 	// Enter makes this process exchange gradients with other ranks, and gives it the model of rank
-	// 0, without the solver's state. It discards what Reduce has left. It is collective.
+	// 0, or of the ranks that have parts of it, without the solver's state. It discards what Reduce
+	// has left. It is collective.
 	Enter(comm backend.Communicator) (*DataParallel, error)
 	// Reduce runs the n micro-batches of this rank, and combines the gradients of all.
 	Reduce(n int, run func(i int) error) error
 	// Apply gives the solver the gradients. It exchanges nothing.
 	Apply() error
+	// Spread gives all ranks what others have applied, where each applies a part. It is collective,
+	// and returns once all have it.
+	Spread() error
 }
 
 // NewElastic makes this process take part in an elastic training: as one of the first ranks, or in
@@ -265,7 +274,7 @@ func (e *Elastic) finish() error {
 			if e.recovered(lost, true); !regroups {
 				return nil
 			}
-			if e.retires == nil {
+			if e.retires == nil || e.defers {
 				e.job.Job().Admits(e.view.Generation)
 				return e.regroup()
 			}
@@ -342,7 +351,7 @@ func lostRank(err error) bool {
 // it, or ranks retire. A rank applies the step once it knows that all ranks have its gradients,
 // because all have entered commit. By then it also has the loss.
 func (e *Elastic) try() (regroups bool, err error) {
-	if e.turn.Run != nil {
+	if err = e.dp.mirrors.gone(); err == nil && e.turn.Run != nil {
 		err = e.reduce()
 	}
 	if err == nil && e.turn.Exchange != nil {
@@ -358,7 +367,10 @@ func (e *Elastic) try() (regroups bool, err error) {
 	if regroups, err = e.commit(); err != nil {
 		return false, err
 	}
-	if err = e.apply(); err == nil && e.After != nil && e.turn.Run != nil {
+	if err = e.apply(); err == nil && e.turn.Run != nil {
+		err = e.steps.Spread()
+	}
+	if err == nil && e.After != nil && e.turn.Run != nil {
 		if err = e.After(); lostRank(err) {
 			e.dp.say(fmt.Sprintf("After has failed behind step %d: %v", e.Next()-1, err))
 		}
@@ -412,6 +424,7 @@ func (e *Elastic) commit() (regroups bool, err error) {
 	for _, note := range notes {
 		said |= note[0]
 	}
+	e.defers = !e.dp.mirrors.leaves(e.Rank(), func(r int) bool { return notes[r][0]&retires > 0 })
 	e.ends = said&(stays|ready) == 0
 	return said&waits > 0 || said&retires > 0 && !e.ends, nil
 }
@@ -430,6 +443,7 @@ func (e *Elastic) apply() error {
 	if e.step, e.reduced, e.applying = e.step+1, false, false; e.turn.Apply != nil {
 		e.turn.Apply(e.loss)
 	}
+	e.dp.hold(e.turn.Run != nil)
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
 }
@@ -447,7 +461,7 @@ func (e *Elastic) regroup() error {
 		if err = e.enter(comm, view); err == nil {
 			return nil
 		}
-		if final := e.broken(err, unfit); final != nil {
+		if final := e.broken(err, unfit && !errors.As(err, new(*lostPart))); final != nil {
 			return final
 		}
 	}
@@ -478,17 +492,24 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	if e.dp, err = e.steps.Enter(comm); e.dp != nil {
 		e.dp.saver.History, e.dp.elastic = e.history, true
 	}
+	if err == nil && e.dp.mirrors.gone() != nil && !view.Ending { // else no step follows
+		err = e.dp.mirrors.lost
+	}
 	if err != nil {
-		return err
+		return e.mirrors.name(err, e.mirroring)
 	}
 	if e.first, e.share, err = TreeShare(e.micros, comm.Rank(), comm.Size()); err != nil {
 		return err
 	}
-	if fresh := view.Fresh(); len(fresh) > 0 {
+	if len(view.Fresh()) > 0 || e.dp.mirrors.moved() {
 		if err := e.handOver(); err != nil {
 			return err
 		}
 	}
+	if view.Next() > 0 {
+		e.dp.hold(false)
+	}
+	e.mirrors, e.mirroring = e.dp.mirrors, view.Members
 	if e.step != view.Next() {
 		e.step = view.Next()
 		e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
@@ -510,31 +531,27 @@ type like struct {
 	Name  string
 	DType backend.DType
 	Len   int
+	Param int `json:",omitempty"` // 1 + whose vector it is, if ranks have parts of it
 }
 
-// handOver gives replacements what a checkpoint has of rank 0's solver and says of the training;
-// Enter has given them the model. Tensors go one by one: all of them in one piece would take two
-// more copies, while all ranks wait.
+// handOver gives replacements what a checkpoint has of rank 0's solver and says of the training,
+// and all ranks the parts of it that they have from now on; Enter has given them the model. Tensors
+// go one by one: all of them in one piece would take two more copies, while all ranks wait.
 func (e *Elastic) handOver() error {
 	of := handed{Stamp: checkpoint.Stamp{Step: e.history.Steps, Training: e.history.Training,
 		Best: e.history.Best}}
+	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
 	all := map[string]backend.Buffer{}
-	if e.comm.Rank() == 0 {
+	if e.comm.Rank() == 0 || e.dp.mirrors != nil && !fresh {
 		if e.progress != nil {
 			var err error
 			if of.Progress, err = marshal(e.progress); err != nil {
 				of.Wrong = err.Error()
 			}
 		}
-		kept, err := e.solver.State()
-		if err != nil {
+		var err error
+		if of.Tensors, err = e.has(all); err != nil {
 			return err
-		}
-		state := map[string]stored{}
-		add(state, kept)
-		for _, t := range e.dp.listed(state, e.solver) {
-			all[t.Name] = t.Data
-			of.Tensors = append(of.Tensors, like{t.Name, t.Data.DType(), t.Data.Len()})
 		}
 	}
 	text, err := json.Marshal(of)
@@ -545,38 +562,77 @@ func (e *Elastic) handOver() error {
 	if err != nil {
 		return err
 	}
+	of = handed{}
 	if err := json.Unmarshal(texts[0], &of); err != nil {
 		return wrapped("the training of rank 0: %w", err)
 	}
 	if of.Wrong != "" { // who comes ends; if rank 0 alone failed, it and the next ones would
 		return wrapped("the progress of Elastic.Share on rank 0: %w", errors.New(of.Wrong))
 	}
-	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
 	for _, t := range of.Tensors {
 		memory, has := all[t.Name]
-		if !has {
-			memory = residence.Zeros(t.DType, t.Len)
+		if t.Param > 0 {
+			memory, err = e.dp.redivide(e.dp.params[t.Param-1], memory, t.DType)
+		} else {
+			if !has {
+				memory = residence.Zeros(t.DType, t.Len)
+			}
+			c := backend.Collective{Kind: backend.Broadcast}
+			err = group.RunOnHost(e.comm, c, memory, memory)
 		}
-		c := backend.Collective{Kind: backend.Broadcast}
-		if err := group.RunOnHost(e.comm, c, memory, memory); err != nil {
+		if err != nil {
 			return err
 		}
-		if fresh {
+		if fresh || t.Param > 0 {
 			all[t.Name] = memory
 		}
 	}
-	if !fresh {
+	if fresh {
+		e.history = checkpoint.History{Steps: of.Step, Training: of.Training, Best: of.Best}
+		e.dp.saver.History = e.history
+		e.handed = of.Progress
+	} else if !e.dp.mirrors.moved() {
 		return nil
 	}
-	e.history = checkpoint.History{Steps: of.Step, Training: of.Training, Best: of.Best}
-	e.dp.saver.History = e.history
-	e.handed = of.Progress
 	state := map[string]backend.Buffer{}
 	_, keyOf := e.dp.wanted(loaded{record: record{Format: namedFormat}}, e.solver)
 	for name, memory := range all {
 		state[keyOf(name)] = memory
 	}
 	return e.solver.SetState(state)
+}
+
+// has lists what this rank has of the solver's state, with the names that a checkpoint gives it.
+// Vectors of which ranks have parts come last. Before the first step these are zeros, unless the
+// program has given rank 0's solver whole ones.
+func (e *Elastic) has(all map[string]backend.Buffer) (list []like, err error) {
+	kept, err := e.solver.State()
+	if err != nil {
+		return nil, err
+	}
+	var divided []like
+	if s := e.dp.mirrors; s != nil {
+		vectors, whole := e.dp.vectors(e.solver), true
+		for key, v := range vectors {
+			part, ok := kept[key]
+			whole = whole && (!ok || part.Len() == v.of.size)
+		}
+		for _, key := range slices.Sorted(maps.Keys(vectors)) {
+			v := vectors[key]
+			if part, ok := kept[key]; ok && (whole || !s.begins) {
+				all[v.file] = part
+				divided = append(divided, like{v.file, v.dtype, v.of.size, 1 + v.of.index})
+			}
+			delete(kept, key)
+		}
+	}
+	state := map[string]stored{}
+	add(state, kept)
+	for _, t := range e.dp.listed(state, e.solver) {
+		all[t.Name] = t.Data
+		list = append(list, like{Name: t.Name, DType: t.Data.DType(), Len: t.Data.Len()})
+	}
+	return append(list, divided...), nil
 }
 
 // leave leaves the previous ranks, which can no longer exchange anything.

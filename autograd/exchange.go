@@ -379,6 +379,9 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // shards between steps, all of a bucket or none: the caller gathers these itself, in its own
 // memory. All other parameters are whole on all ranks between steps.
 //
+// With [WithMirrors] several ranks have the same shard, all-reduces leave whole gradients, and
+// [Buckets.Spread] gives all ranks what each has updated; the result is nil where all have all.
+//
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load reads the rank's shards from the files of any number of ranks.
 //
@@ -395,7 +398,7 @@ func (x *Buckets) Shards(foreign bool, alone []bool) ([]Shard, error) {
 	}
 	_, stateful := d.compression()
 	switch {
-	case d.tree != nil:
+	case d.tree != nil && d.mirrors == nil:
 		return nil, refuse("with WithTree ranks add branches of a tree by all-reduces: leave one " +
 			"of the two out")
 	case stateful:
@@ -405,12 +408,18 @@ func (x *Buckets) Shards(foreign bool, alone []bool) ([]Shard, error) {
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
 			"device: compute on that device, or shard the solver's state alone")
 	}
-	d.sharded = true
+	if d.sharded = d.mirrors == nil || d.sharded; !d.sharded {
+		return nil, nil
+	}
 	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
 		of := d.shardOf(p, d.comm.Rank())
-		chunk := p.bucket.shard.to - p.bucket.shard.from
-		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
+		in := fraction{d.comm.Rank(), d.comm.Size()}
+		if d.mirrors != nil {
+			in = d.mirrors.now[d.comm.Rank()]
+		}
+		chunk := chunkOf(p.bucket.count(), in.Number, in.Of)
+		all[i] = Shard{of.from, of.to, chunk.to - chunk.from, in.Number, in.Of, p.bucket.before(p)}
 	}
 	if !foreign {
 		return all, nil
@@ -432,4 +441,28 @@ func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, er
 		return shard, nil
 	}
 	return x.d.gatherShards(backend.ForPull, x.d.params[param], shard)
+}
+
+// Spread gives all ranks the parts of the parameters that ranks have updated, and returns once all
+// have them ([WithMirrors]). On a device own and whole say where a parameter's part and all of it
+// are, and it follows the work started on a queue; for the host, with nil, they are the values.
+func (x *Buckets) Spread(q backend.Queue, own, whole func(param int) backend.Buffer) error {
+	d := x.d
+	if !d.sharded {
+		return nil
+	}
+	return residence.Bound(d.comm.Device(), func() error {
+		for _, b := range d.buckets {
+			share := func() error { return d.share(b, d.mirrors.now, backend.ForSync) }
+			if q != nil {
+				share = func() error { return d.shareOn(q, b, d.mirrors.now, own, whole) }
+			}
+			if err := share(); err != nil {
+				return err
+			}
+		}
+		d.hold(false)
+		_, err := group.OverComm(backend.Label(d.comm, backend.ForSync))([]byte{0})
+		return err
+	})
 }

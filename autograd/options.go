@@ -38,6 +38,7 @@ type options struct {
 	parts       *parts // nil if ranks have whole parameters
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many
+	mirrors     *Mirrors
 	notice      func(text string)
 	store       []files.Opener // of checkpoints that are not on a disk
 	missing     error          // nil arguments of options, and others
@@ -116,6 +117,9 @@ func (o options) describe(params []*param, compressor string) string {
 	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
 	fmt.Fprintf(&s, "partial averaging is %v, parameters may be unused %v\n", o.partial, o.unused)
 	fmt.Fprintf(&s, "gradients are compressed by %s\n", compressor)
+	if o.mirrors != nil {
+		fmt.Fprintln(&s, "each part of the solver's state has two ranks")
+	}
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {
 		apart := ""
@@ -372,5 +376,18 @@ func WithTree(n int) Option {
 	return func(o *options) {
 		o.once("WithTree")
 		o.tree, o.inTree = n, true
+	}
+}
+
+// WithMirrors is an option of machines: vm.WithElastic gives it to New, with vm.WithShards. P ranks
+// divide each bucket into P/2 parts, rounded down, and each part has two ranks or three, on
+// different machines if it can: each updates it from the gradients that all have, and so has what
+// the other one has, without any exchange. New gives all ranks each part of the parameters from a
+// rank that has it, and an [Elastic] does so with the state.
+func WithMirrors(m *Mirrors) Option {
+	return func(o *options) {
+		o.once("WithMirrors")
+		o.refuseNil("WithMirrors", "m", m)
+		o.mirrors = m
 	}
 }

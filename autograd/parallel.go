@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -87,6 +88,9 @@ func newDataParallel(comm backend.Communicator, nodes gorgonia.Nodes, opts []Opt
 	description, err := d.lay(nodes, o)
 	err = agreeOnParams(backend.Label(comm, backend.ForNew), description, d.params, err)
 	if err == nil {
+		err = d.mirror(o.mirrors)
+	}
+	if err == nil {
 		err = d.prepareBuckets()
 	}
 	if err = d.parts.connect(d.params, err); err != nil {
@@ -146,6 +150,53 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 		strings.Join(d.tables.described(), "\n"), nil
 }
 
+// mirror finds out which parts ranks have, and gives them theirs. It is collective.
+func (d *DataParallel) mirror(m *Mirrors) error {
+	if m == nil {
+		return nil
+	}
+	nodes := make([]int, d.comm.Size())
+	if c, ok := backend.As[interface{ Nodes() []int }](d.comm); ok {
+		nodes = c.Nodes()
+	}
+	type note struct {
+		Has   fraction
+		Stale bool
+	}
+	notes, err := group.Exchange(group.FramedOver(backend.Label(d.comm, backend.ForNew)),
+		d.comm.Capabilities().Members, note{m.held, m.stale})
+	if err != nil {
+		return err
+	}
+	s, stale, all := &mirrors{own: m, begins: true, now: partsOf(nodes)}, false, fraction{0, 1}
+	for _, n := range notes {
+		s.before = append(s.before, n.Has)
+		s.begins, stale = s.begins && n.Has == (fraction{}), stale || n.Stale
+	}
+	if s.begins {
+		s.before[0] = all
+	}
+	for _, b := range d.buckets {
+		if _, err := sourcesOf(s.before, b.count()); err != nil {
+			s.lost = err
+		}
+	}
+	if s.lost != nil && stale {
+		return s.lost
+	} else if s.lost != nil {
+		s.before[0] = all // as far as parameters go
+	}
+	d.mirrors, d.sharded = s, s.now[0].Of > 1
+	return nil
+}
+
+// hold notes that this rank has its part, and whether of the parameters it has no more.
+func (d *DataParallel) hold(stale bool) {
+	if s := d.mirrors; s != nil && s.lost == nil {
+		*s.own = Mirrors{s.now[d.comm.Rank()], stale && d.sharded}
+	}
+}
+
 // prepareBuckets allocates the buckets and broadcasts the parameters through them.
 func (d *DataParallel) prepareBuckets() error {
 	var err error
@@ -173,9 +224,16 @@ func (d *DataParallel) prepareBuckets() error {
 	return d.model.share(d.comm)
 }
 
-// broadcast gives every rank the parameters of rank 0, through the buckets.
+// broadcast gives every rank the parameters of rank 0, or of the ranks that have parts of them,
+// through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
+		if d.mirrors != nil {
+			if err := d.share(b, d.mirrors.before, backend.ForNew); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := d.exchange(b, backend.Collective{Kind: backend.Broadcast,
 			Origin: b.origin(backend.ForNew)}); err != nil {
 			return err

@@ -17,6 +17,7 @@ type reducer struct {
 	half     bool            // gradients are in BF16, in which they travel: see Halve
 	tree     *tree           // of the micro-batches of a machine; nil without WithTree
 	scale    float64         // of what ranks have added
+	mirrors  *mirrors        // the ranks' parts of buckets; nil without WithMirrors
 	buckets  []*bucket       // in the order in which they leave
 	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
 	memory   backend.Buffer  // of the buckets
@@ -98,6 +99,9 @@ func (d *reducer) callOf(b *bucket, kind backend.Kind) backend.Collective {
 func (d *reducer) shardOf(p *param, rank int) span {
 	at := p.bucket.before(p)
 	s := chunkOf(p.bucket.count(), rank, d.comm.Size())
+	if d.mirrors != nil {
+		s = d.mirrors.now[rank].in(p.bucket.count())
+	}
 	return span{min(max(s.from-at, 0), p.size), min(max(s.to-at, 0), p.size)}
 }
 

@@ -426,6 +426,15 @@ func (d *contents) tensors(by gorgonia.Solver) []namedTensor {
 	return all
 }
 
+// vectors returns what a solver keeps for each parameter, by key.
+func (d *contents) vectors(by gorgonia.Solver) map[string]namedTensor {
+	all := map[string]namedTensor{}
+	for _, n := range d.tensors(by)[len(d.model.tensors()):] {
+		all[n.key] = n
+	}
+	return all
+}
+
 // listed returns tensors of the model and the solver, given by key, as a checkpoint keeps them: in
 // the order of their keys, and where ranks shard them, what this rank has.
 func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
@@ -450,7 +459,8 @@ func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
 		if n.of != nil && d.sharded {
 			c.Region = d.regionOf(n.of)
 			c.Shape, c.Data = []int{c.Region.N}, c.Region.Of(t.Data)
-			if d.parts.first() || d.parts.isPart(n.of.index) { // others have the same
+			if (d.parts.first() || d.parts.isPart(n.of.index)) && // others have the same
+				d.mirrors.writes(d.comm.Rank()) {
 				c.Merge = checkpoint.Divided
 			}
 		}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
@@ -46,8 +48,11 @@ import (
 // these do not fit into [WithMemory], the rank goes on with the least memory that planning finds,
 // and says so ([Notice]).
 //
+// [WithShards] has ranks shard the solver's state, each part with a copy on another rank.
+//
 // Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
-// several ranks, rank 0 copies the parameters from its GPU and all others get them.
+// several ranks, rank 0 copies the parameters from its GPU and all others get them; with shards all
+// ranks copy theirs, and the solver's state.
 //
 // New returns autograd.ErrFinished for a process that nobody needed; the errors of the job: the
 // other ranks have given up on this process, too few are alive, or none alive has the parameters;
@@ -84,6 +89,9 @@ type elastic struct {
 	stepping bool              // in Reduce
 	placed   bool              // on a device
 	kept     *exec.Kept        // on the device, from Leave to the end of Enter
+	mirrors  autograd.Mirrors
+	alone    bool // a step is applied, and its parameters are not spread
+	said     int  // bytes of the solver's state
 }
 
 // start connects the machine, unless it has a problem. It closes the job if it fails.
@@ -130,6 +138,12 @@ func (e *elastic) Leave(last bool) (err error) {
 	}
 	err = errors.Join(err, e.kept.Close())
 	e.kept = kept
+	if s := m.solver; e.alone && s.device {
+		err = errors.Join(err, kept.Pull(true))
+		for i, of := range s.parts {
+			copy(s.params[i].Slice(of.From, of.To).Bytes(), s.own[i].Bytes())
+		}
+	}
 	return err
 }
 
@@ -140,20 +154,38 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 	if err := e.place(comm.Device()); err != nil {
 		return nil, err
 	}
-	if comm.Rank() == 0 && comm.Size() > 1 { // all get its parameters
-		if err := e.kept.Pull(false); err != nil {
+	if comm.Rank() == 0 && comm.Size() > 1 || m.shards != 0 { // others get its parameters
+		if err := e.kept.Pull(m.shards != 0); err != nil {
 			return nil, err
 		}
 	}
 	e.kept.Unmark() // all read the host's elements, on several ranks those of rank 0
 	m.parallel = &parallel{comm: comm, options: e.options}
+	if m.shards != 0 {
+		m.parallel.options = append(slices.Clone(e.options), autograd.WithMirrors(&e.mirrors))
+	}
 	if err := m.train(m.micro.share(true, comm.Rank(), comm.Size())); err != nil {
 		return nil, errors.Join(err, m.parallel.close())
 	}
 	kept := e.kept
 	kept.Outdate() // until the next step, or Pull
-	e.kept = nil
+	e.kept, e.alone = nil, false
+	e.sayCopies()
 	return m.parallel.data, kept.Close()
+}
+
+// sayCopies says how much of the solver's state this rank has, if that has changed.
+func (e *elastic) sayCopies() {
+	m := e.machine
+	if m.shards == 0 || m.parallel.comm.Rank() > 0 {
+		return
+	}
+	here, all := m.solver.copied()
+	if here != e.said {
+		m.notice(fmt.Sprintf("vm: WithShards: a rank of %d keeps %d of %d bytes of the solver's "+
+			"state, of which another one has a copy", m.parallel.comm.Size(), here, all))
+	}
+	e.said = here
 }
 
 // least makes the plan with the least memory, if a share of the micro-batches does not fit into the
@@ -218,7 +250,34 @@ func (e *elastic) Apply() error {
 	}
 	if err == nil {
 		m.norms.move()
+		e.alone = m.solver.on
 	}
+	return err
+}
+
+// Spread implements [autograd.Steps].
+func (e *elastic) Spread() error {
+	m := e.machine
+	s, x := m.solver, m.parallel.exchange
+	if !s.on {
+		return nil
+	}
+	var err error
+	if !s.device {
+		err = x.Spread(nil, nil, nil)
+	} else {
+		all, own := make([]int, len(s.learnables)), s.ownBuffers()
+		for _, in := range m.inputs {
+			if i := slices.Index(s.learnables, in.node); i >= 0 {
+				all[i] = in.buffer
+			}
+		}
+		err = x.Spread(m.exec.Main(),
+			func(i int) backend.Buffer { return m.exec.Memory(own[i]) },
+			func(i int) backend.Buffer { return m.exec.Memory(all[i]) })
+	}
+	residence.Written(s.params...)
+	e.alone = err != nil
 	return err
 }
 

@@ -57,7 +57,7 @@ type Machine struct {
 	limits   plan.Limits // of planning
 	ranks    int         // of Summarize
 	plan     *plan.Plan
-	plans    map[lower.Accumulation]*plan.Plan // what was planned since
+	plans    map[planKey]*plan.Plan // what was planned since
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
 	inputs   inputs
@@ -65,6 +65,12 @@ type Machine struct {
 	norms    norms
 	changing constants
 	hoists   []*hoisted
+}
+
+// planKey is what plans of a machine depend on besides its options.
+type planKey struct {
+	lower.Accumulation
+	division string // of learnables: see mirrored
 }
 
 var _ gorgonia.VM = (*Machine)(nil)
@@ -218,7 +224,8 @@ func (m *Machine) makePlan() error {
 	if err != nil {
 		return err
 	}
-	if m.plan = m.plans[m.micro.Accumulation]; m.plan == nil {
+	key := planKey{m.micro.Accumulation, m.solver.division()}
+	if m.plan = m.plans[key]; m.plan == nil {
 		solver.Updates = append(solver.Updates, carried...)
 		m.plan, err = m.limits.New(proof.Verify, &m.read.Program, solver)
 		if m.elastic != nil && errors.Is(err, plan.ErrTooSmall) {
@@ -227,7 +234,7 @@ func (m *Machine) makePlan() error {
 		if err != nil {
 			return fmt.Errorf("vm: %w", err)
 		}
-		m.plans[m.micro.Accumulation] = m.plan
+		m.plans[key] = m.plan
 	}
 	if m.plan.Doubt != nil && testing.Testing() {
 		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
@@ -253,7 +260,7 @@ func (m *Machine) readGraph() error {
 		why := "the graph has no gorgonia.BatchNorm"
 		return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
 	}
-	m.read, m.outputs, m.plans = r, outputs{}, map[lower.Accumulation]*plan.Plan{}
+	m.read, m.outputs, m.plans = r, outputs{}, map[planKey]*plan.Plan{}
 	r.Program.Precision = m.precision.ofProgram()
 	r.Program.ChannelsLast = channelsLast(m.device, m.precision, &r.Program)
 	placeOps(m.read, m.device)
@@ -556,6 +563,7 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 	if err := m.lost(); err != nil {
 		return err
 	}
+	m.solver.reread(m.inputs, wanted)
 	return m.exec.Pull(m.inputs.buffers(wanted)...)
 }
 

@@ -93,8 +93,8 @@ type refusal struct {
 var refusals = []refusal{
 	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"WithTree"}, "ranks that update a part " +
 		"would add up other branches of the tree; one rank alone may", severalRanks},
-	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"WithElastic"}, "a rank that is lost takes " +
-		"its shards with it", nil},
+	{[]string{"ZeRO 3"}, []string{"WithElastic"}, "ranks run different numbers of micro-batches, " +
+		"and would gather parameters in each", nil},
 	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"sparse wire"}, "residuals are of whole " +
 		"buckets", severalRanks},
 	{[]string{"half wire", "sparse wire"}, []string{"WithTree", "WithElastic"}, "the sum would " +
@@ -894,7 +894,7 @@ func (s *setting) exact() *setting {
 	delete(p.has, "least memory")
 	p.untold = true
 	rounds := s.has["ClipNorm"] || s.has["half wire"] // see docs/shards.md
-	if n := s.shards(); n > 0 && !rounds && !s.has["row exchange"] {
+	if n := s.shards(); s.has["WithElastic"] || n > 0 && !rounds && !s.has["row exchange"] {
 		delete(p.has, fmt.Sprint("ZeRO ", n))
 	}
 	if s.tree() && s.kind != testenv.GPUs {

@@ -56,6 +56,10 @@ const (
 // ClipNorm ranks add up squares: the last bits of the norm's float64 may differ from those without
 // shards. With Accumulate sums of gradients are whole between runs, so Gradients saves nothing.
 //
+// With [WithElastic] each shard has a copy on another rank, so that none is lost with a rank: of P
+// ranks each keeps the solver's state of one part of P/2, rounded down, and says how many bytes
+// these are. Gradients saves nothing, and Parameters is refused. docs/elastic.md says more.
+//
 // In a checkpoint each rank has a file with its own shards. Load takes each rank's part from the
 // files of any number of ranks, with or without shards: docs/checkpoints.md. The solver's own State
 // returns the part of this rank, and [Machine.Averaged] is collective.
@@ -68,9 +72,9 @@ const (
 // gradients. With Parameters the first bucket is exposed, and each other one is gathered while the
 // one before it is read.
 //
-// New returns ErrArgument without WithDataParallel and for a stage without those before it;
-// ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
-// the machine runs on the host and the communicator on a device.
+// New returns ErrArgument without other ranks and for a stage without those before it;
+// ErrUnsupported with [WithTree], for Parameters with WithElastic, with compressions that keep
+// residuals, and for Gradients where the machine runs on the host and the communicator on a device.
 func WithShards(what Shards) Option {
 	return func(m *Machine) {
 		m.once("WithShards")
@@ -87,9 +91,12 @@ func (what Shards) check(alone, elastic bool) error {
 		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, SolverState|Gradients, or "+
 			"these and Parameters, since a rank updates the elements whose gradients it has",
 			backend.ErrArgument, what)
+	case elastic && what&Parameters != 0:
+		return fmt.Errorf("vm: WithShards: %w: Parameters with WithElastic: ranks run different "+
+			"numbers of micro-batches, and would gather parameters in each: leave Parameters out",
+			backend.ErrUnsupported)
 	case elastic:
-		return fmt.Errorf("vm: WithShards: %w: with WithElastic: a rank that is lost takes its "+
-			"shards with it", backend.ErrUnsupported)
+		return nil
 	case alone:
 		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
 			backend.ErrArgument)
@@ -105,14 +112,33 @@ type sharding struct {
 	gathered     map[int]int      // the steps after which it was, see gather
 	// buckets are in the plan's memory; what is gathered in BF16 stays so between steps
 	placed, persistent bool
+	mirrored
+}
+
+// mirrored is how a rank updates a part of each learnable, which another rank updates, too
+// (autograd.WithMirrors). The lists are by learnable.
+type mirrored struct {
+	on     bool
+	device bool             // own is not the learnables' memory
+	own    []backend.Buffer // the elements that this rank updates
+	read   []bool           // from the learnable, whose elements the host may have changed
 }
 
 // shard shards the learnables among ranks, given the bucket of each. No parts are left if each
 // rank updates all.
 func (m *Machine) shard(buckets []int) (err error) {
 	s := m.solver
+	s.mirrored = mirrored{}
 	if s.parts = nil; m.shards == 0 || m.ranks == 1 {
 		return nil
+	}
+	if m.elastic != nil && m.parallel != nil {
+		s.parts, err = m.parallel.exchange.Shards(false, nil)
+		if n := len(s.parts); n > 0 {
+			s.fullySharded, s.half = make([]bool, n), make([]bool, n)
+			s.mirrored = mirrored{true, m.device != nil, make([]backend.Buffer, n), make([]bool, n)}
+		}
+		return err
 	}
 	s.half, s.fullySharded = m.halved(), make([]bool, len(buckets))
 	s.placed = m.shards&Gradients != 0 && !m.micro.Several() // sums stay from run to run
@@ -176,13 +202,78 @@ func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
 
 // shard returns what this rank updates of a learnable, nil for all.
 func (s *sharding) shard(learnable int) *lower.Shard {
-	if s.parts == nil {
+	if s.parts == nil || s.on {
 		return nil
 	}
 	of, half := s.parts[learnable], s.half[learnable]
 	return &lower.Shard{From: of.From, To: of.To, Chunk: of.Chunk, Rank: of.Rank, Ranks: of.Ranks,
 		First: of.First, Placed: s.placed, FullyShard: s.fullySharded[learnable],
 		Half: half, Persistent: half && s.persistent}
+}
+
+// part returns what this rank updates of a learnable, nil for all or a shard.
+func (s *sharding) part(learnable int) *lower.Span {
+	if !s.on {
+		return nil
+	}
+	of := s.parts[learnable]
+	return &lower.Span{From: of.From, To: of.To}
+}
+
+// ownOf returns the elements of a learnable that this rank updates: on a device they are apart.
+func (s *solving) ownOf(learnable int) backend.Buffer {
+	of := s.params[learnable].Slice(s.parts[learnable].From, s.parts[learnable].To)
+	switch own := &s.own[learnable]; {
+	case !s.device:
+		*own = of
+	case !s.read[learnable]:
+		*own, s.read[learnable] = residence.Clone(of), true
+	}
+	return s.own[learnable]
+}
+
+// reread makes the next run take what this rank updates from learnables that the host gets.
+func (s *solving) reread(all inputs, wanted func(input) bool) {
+	if s == nil || !s.device {
+		return
+	}
+	for _, in := range all {
+		if i := slices.Index(s.learnables, in.node); i >= 0 && wanted(in) {
+			s.read[i] = false
+		}
+	}
+}
+
+// division names what this rank updates of learnables that have mirrors.
+func (s *solving) division() string {
+	if s == nil || !s.on {
+		return ""
+	}
+	return fmt.Sprint(s.parts)
+}
+
+// copied returns how many bytes the solver keeps on this rank, and on one that updates everything.
+func (s *solving) copied() (here, all int) {
+	for i, n := range s.learnables {
+		size := s.fusion.Kept(i) * int(n.Dtype().Size())
+		all += size * n.Shape().TotalSize()
+		if here += size * n.Shape().TotalSize(); s.on {
+			here += size * (s.parts[i].To - s.parts[i].From - n.Shape().TotalSize())
+		}
+	}
+	return here, all
+}
+
+// ownBuffers returns the plan's buffers of the elements that this rank updates, by learnable, -1
+// for none.
+func (s *solving) ownBuffers() []int {
+	all := slices.Repeat([]int{-1}, len(s.learnables))
+	for _, v := range s.states {
+		if s.on && v.vector == s.fusion.Kept(v.learnable) {
+			all[v.learnable] = v.buffer
+		}
+	}
+	return all
 }
 
 // shards reports whether ranks shard the learnables.

@@ -209,7 +209,7 @@ func (m *Machine) updates() (of lower.Solver, err error) {
 		m.parallel.exchange.Halve()
 	of = lower.Solver{Updates: make([]lower.Update, len(s.learnables)), Limit: s.limit,
 		Accumulation: m.micro.Accumulation, Scale: m.micro.scale(m.parallel),
-		Parts: parts != nil || s.limit > 0 && s.parts != nil}
+		Parts: parts != nil || s.limit > 0 && s.parts != nil && !s.on}
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
@@ -233,7 +233,8 @@ func (m *Machine) updates() (of lower.Solver, err error) {
 			buckets[i] = 0
 		}
 		of.Updates[i] = lower.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
-			Bucket: buckets[i], Rule: s.fusion.Update(i), Shard: s.shard(i), Lookups: lookups,
+			Bucket: buckets[i], Rule: s.fusion.Update(i), Shard: s.shard(i), Own: s.part(i),
+			Lookups:   lookups,
 			Uncounted: parts != nil && !divided[i] && parts.Rank() > 0}
 		if half && buckets[i] > 0 { // some buckets stay F32
 			of.Updates[i].Half = m.parallel.exchange.Slot(i, 0).DType() == backend.BF16
@@ -296,7 +297,11 @@ func (s *solving) bind(e *exec.Executor) error {
 		return fmt.Errorf("vm: %w", err)
 	}
 	for _, v := range s.states {
-		e.Bind(v.buffer, vectors[v.learnable][v.vector])
+		if kept := vectors[v.learnable]; v.vector < len(kept) {
+			e.Bind(v.buffer, kept[v.vector])
+		} else {
+			e.Bind(v.buffer, s.ownOf(v.learnable))
+		}
 	}
 	return nil
 }

@@ -149,6 +149,7 @@ type elasticRun struct {
 	backends func(id elastic.ID) []backend.Backend
 	unfit    elastic.ID // it ends alone; 0 is none
 	lacks    string     // what it has not as the others have
+	early    elastic.ID // it leaves after the first step; 0 is none
 	from     string     // a directory of checkpoints, "" for none
 	limits   elastic.Limits
 	register rendezvous.Log
@@ -164,6 +165,7 @@ type elasticRun struct {
 type elasticWay struct {
 	normed, guarded, tiled bool
 	memory                 int // bytes, 0 for no bound
+	shards                 vm.Shards
 }
 
 // Those of these tests.
@@ -216,6 +218,9 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 				t.Error(text)
 			}
 		})}
+	if w.shards != 0 {
+		options = append(options, vm.WithShards(w.shards))
+	}
 	if w.tiled {
 		options = append(options, vm.WithLossTiles(2), vm.WithPrecision(vm.BF16),
 			vm.WithFrozen(m.y)) // each run has another tensor
@@ -236,6 +241,8 @@ type bySolver struct {
 	comm backend.Communicator
 	mean float64
 }
+
+func (*bySolver) Spread() error { return nil }
 
 func (*bySolver) Leave(bool) error { return nil }
 
@@ -334,6 +341,9 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		}
 	}
 	for e.Next() < r.steps {
+		if id == r.early && e.Next() == 1 {
+			return "early", errors.Join(e.Close(), m.machine.Close())
+		}
 		if _, err := e.Step(func(micro int) (float64, error) {
 			if dies(e.Next(), micro) {
 				return 0, errKilled
@@ -520,7 +530,8 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "" {
 		stride = 1
 	}
-	for k, way := range append(elasticWays, guarded, tiled) { // each has other calls
+	ways := append(append(elasticWays, guarded, tiled), shardedWays...)
+	for k, way := range ways { // each has other calls
 		want := elasticAlone(t, steps, way)
 		for call := 5 * k % stride; call < calls; call += stride {
 			for _, unnoticed := range []bool{false, true} {
@@ -530,6 +541,7 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 		}
 	}
 	cutOffTwice(t, guarded, steps, stride/4+1)
+	cutOffTwice(t, shardedWays[1], steps, stride/4+1)
 }
 
 // cutOffTwice cuts a rank off in a step, and again while the ranks recover.
@@ -543,13 +555,17 @@ func cutOffTwice(t *testing.T, way elasticWay, steps, stride int) {
 	}
 }
 
-// cutOff runs a job of two processes, of which one loses calls.
+// cutOff runs a job of two processes, or five that have shards, of which one loses calls.
 func cutOff(t *testing.T, way elasticWay, steps int, want string, unnoticed bool,
 	loses func(call int) bool, what string) {
-	r := newElasticRun(t, "cut", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
+	n := 2
+	if way.shards != 0 {
+		n = 5
+	}
+	r := newElasticRun(t, "cut", n, steps, elastic.Limits{Least: 1, Most: n}, nobody, way.of,
 		func(r *elasticRun) {
 			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
-				if id == 1 {
+				if id != 2 {
 					return job
 				}
 				return &lossy{job, loses, unnoticed, 0, false}
@@ -712,7 +728,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 		"WithDataParallel": {option, vm.WithDataParallel(autograd.Solo())},
 		"or WithTree":      {option, vm.WithTree(4)},
 		"WithSolver, too":  {},
-		"takes its shards": {option, vm.WithShards(vm.SolverState)},
+		"leave Parameters": {option, vm.WithShards(vm.SolverState | vm.Gradients | vm.Parameters)},
 		"WithElastic says": {option, vm.Accumulate(2)},
 		"0 micro-batches":  {option, vm.WithElastic(t.Context(), job, 0)},
 		"elsewhere":        {option, vm.Keep()},

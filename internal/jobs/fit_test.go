@@ -247,21 +247,25 @@ func fitAlone(t *testing.T, more ...fit.Option) (hash, epochs string) {
 // validates and saves, also where the other rank does not notice; with the losses of each epoch,
 // the curves, and the best epoch where this is restored.
 func TestATrainingByFitHasTheSameBitsWhereverARankIsCutOff(t *testing.T) {
-	cutOffInEachCall(t)
-	cutOffInEachCall(t, restoring()...)
+	cutOffInEachCall(t, 2, ofNorms)
+	cutOffInEachCall(t, 2, ofNorms, restoring()...)
+	sharded := ofNorms
+	sharded.shards = vm.SolverState
+	cutOffInEachCall(t, 4, sharded, restoring()...)
 }
 
-func cutOffInEachCall(t *testing.T, more ...fit.Option) {
+func cutOffInEachCall(t *testing.T, ranks int, way elasticWay, more ...fit.Option) {
 	parameters, _ := fitAlone(t, more...)
 	with := func(job func(id elastic.ID, job *session.Elastic) autograd.Job) func(f *fitRun) {
-		return func(f *fitRun) { f.job, f.more = job, more }
+		return func(f *fitRun) { f.job, f.more, f.way = job, more, way }
 	}
 	want, losses := newFitRun(t, 1, func(f *fitRun) { f.more = more }).ended()
 	require.Equal(t, "an elastic training has other parameters than one of a tree", want,
 		parameters)
 	var alone *severed
-	hash, epochs := newFitRun(t, 2, with(func(id elastic.ID, job *session.Elastic) autograd.Job {
-		if id == 1 {
+	hash, epochs := newFitRun(t, ranks, with(func(id elastic.ID,
+		job *session.Elastic) autograd.Job {
+		if id != 2 {
 			return job
 		}
 		alone = &severed{Elastic: job, at: -1}
@@ -269,14 +273,15 @@ func cutOffInEachCall(t *testing.T, more ...fit.Option) {
 	})).ended()
 	calls := alone.calls
 	require.Check(t, hash == want && epochs == losses && calls > 60,
-		"two ranks end, after %d calls, with other parameters or\n%s, want\n%s", calls, epochs,
-		losses)
+		"%d ranks end, after %d calls, with other parameters or\n%s, want\n%s", ranks, calls,
+		epochs, losses)
 	stride := 9
 	if os.Getenv("EURYALE_FULL") != "" {
 		stride = 1
 	}
 	for call := 0; call < calls; call += stride {
-		f := newFitRun(t, 2, with(func(id elastic.ID, job *session.Elastic) autograd.Job {
+		f := newFitRun(t, ranks, with(func(id elastic.ID,
+			job *session.Elastic) autograd.Job {
 			if id != elastic.ID(1+call/stride%4/2) { // also rank 0, which has the curves
 				return job
 			}
@@ -287,8 +292,8 @@ func cutOffInEachCall(t *testing.T, more ...fit.Option) {
 			" want\n%s", call, epochs, losses)
 		steps := len(f.runs.Runs[0].Curves(t)["step/loss"])
 		require.Equal(t, fmt.Sprintf("call %d: steps sent", call), steps, 2*fitEpochs)
-		require.Check(t, f.epochs.Load() <= 2*fitEpochs, "call %d: hooks heard of %d epochs", call,
-			f.epochs.Load())
+		heard := int(f.epochs.Load())
+		require.Check(t, heard <= ranks*fitEpochs, "call %d: hooks heard of %d epochs", call, heard)
 	}
 }
 

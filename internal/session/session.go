@@ -44,6 +44,12 @@ func (s *Session) Capabilities() backend.Capabilities {
 	return c
 }
 
+// Nodes returns the machine of each rank, by its number; nil where ranks do not know it.
+func (s *Session) Nodes() []int {
+	nodes, _ := s.world.Nodes(context.Background())
+	return nodes
+}
+
 // Recorder returns the flight recorder of this rank.
 func (s *Session) Recorder() *observe.Recorder { return s.recorder }
 

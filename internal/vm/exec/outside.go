@@ -157,6 +157,12 @@ func (e *Executor) refresh() error {
 	return nil
 }
 
+// Memory returns where a buffer lies that comes from outside.
+func (e *Executor) Memory(buffer int) backend.Buffer { return e.buffers[buffer] }
+
+// Main returns the queue of the steps, nil for the host.
+func (e *Executor) Main() backend.Queue { return e.device.Main() }
+
 // Outdate marks the host's memory of an input that updates of the plan have written on a device. It
 // reports whether who reads the memory is told: not of integers.
 func (e *Executor) Outdate(buffer int) bool {

@@ -143,11 +143,16 @@ func (t *Training) own(s *Shard, x ir.ID) ir.ID {
 	if s == nil {
 		return x
 	}
+	return t.elements(Span{s.From, s.To}, x)
+}
+
+// elements returns a part of the elements of x.
+func (t *Training) elements(of Span, x ir.ID) ir.ID {
 	v := t.Values[x]
 	v.Shape = ir.Of(v.Shape.Size())
 	x = t.value(ir.Reshape{}, v, x)
-	v.Shape = ir.Of(s.To - s.From)
-	return t.value(ir.Slice{Start: s.From, Step: 1}, v, x)
+	v.Shape = ir.Of(of.To - of.From)
+	return t.value(ir.Slice{Start: of.From, Step: 1}, v, x)
 }
 
 // Repeats reports whether a value is one number.
@@ -157,9 +162,10 @@ func (t *Training) Repeats(id ir.ID) bool {
 	return setting || factor
 }
 
-// like returns what the values of an update are like: its gradient, as loops compute it.
-func (t *Training) like(update int) ir.Value {
-	v := t.Values[t.Gradients[update]]
+// like returns what the values of an update are like: its gradient, or a part of it, as loops
+// compute it.
+func (t *Training) like(gradient ir.ID) ir.Value {
+	v := t.Values[gradient]
 	v.DType = fuse.Type(v.DType)
 	return v
 }
@@ -172,9 +178,10 @@ func (t *Training) times(x ir.ID, number float64, like ir.Value) ir.ID {
 	return t.value(ir.Binary{Op: fuse.Mul}, like, x, t.value(ir.ScalarOf(number), like))
 }
 
-// gradient returns a gradient as it is applied: the sum of all runs and ranks, scaled.
-func (t *Training) gradient(u *Update, update int) ir.ID {
-	x, like := t.Gradients[update], t.like(update)
+// gradient returns a gradient x, or a part of it, as it is applied: the sum of all runs and ranks,
+// scaled.
+func (t *Training) gradient(u *Update, update int, x ir.ID) ir.ID {
+	like := t.like(x)
 	if of := u.Lookups; of != nil && of.Alone {
 		x = t.times(x, of.Weight, like)
 	} else if of != nil {
@@ -193,7 +200,7 @@ func (t *Training) clip() {
 	var sums []ir.ID
 	for i := range t.Updates {
 		if u := &t.Updates[i]; !u.Uncounted && !u.Shard.Empty() {
-			sums = append(sums, t.squares(t.gradient(u, i)))
+			sums = append(sums, t.squares(t.gradient(u, i, t.Gradients[i])))
 		}
 	}
 	t.Scalars = slices.Clone(sums)
@@ -263,10 +270,14 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 	if u.Half {
 		full.DType = backend.F32
 	}
-	dw := t.gradient(u, update)
+	x := t.Gradients[update]
+	if u.Own != nil {
+		x = t.elements(*u.Own, x)
+	}
+	dw := t.gradient(u, update, x)
 	w, err := t.variable(u, full)
 	switch {
-	case err != nil || u.Shard.Empty() && u.Shard.FullyShard:
+	case err != nil || u.Shard.Empty() && u.Shard.FullyShard || u.Own.empty():
 		return nil, err
 	case u.Rule == nil:
 		return []ir.Assign{{To: w, Value: gradient}}, nil
@@ -274,14 +285,20 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, full),
 			Runs: runs}}, nil
 	}
-	before, like := []ir.ID{w}, t.like(update)
-	if !u.Shard.FullySharded() {
+	before, like := []ir.ID{w}, t.like(x)
+	kept := func(k int) ir.ID {
+		v := like
+		v.Name = fmt.Sprintf("state %d of %s", k, t.Values[w].Name)
+		return t.value(ir.State{Input: u.Input, Vector: k}, v)
+	}
+	switch {
+	case u.Own != nil:
+		before[0] = kept(u.Kept)
+	case !u.Shard.FullySharded():
 		before[0] = t.own(u.Shard, w)
 	}
 	for k := range u.Kept {
-		kept := like
-		kept.Name = fmt.Sprintf("state %d of %s", k, t.Values[w].Name)
-		before = append(before, t.value(ir.State{Input: u.Input, Vector: k}, kept))
+		before = append(before, kept(k))
 	}
 	var finite ir.ID
 	if t.Norm != nil {

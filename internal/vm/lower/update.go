@@ -37,6 +37,8 @@ type Update struct {
 	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
 	// Not with shards, nor with several runs.
 	Lookups *Lookups
+	// Own is what this rank updates of the variable, nil for all of it: see [Span].
+	Own *Span
 	// Uncounted gradients are the same on several ranks, of which another one counts them in the
 	// norm of [Solver.Parts].
 	Uncounted bool
@@ -74,6 +76,14 @@ type Shard struct {
 	// Persistent says that such a bucket is gathered once in a run, and stays when others are read.
 	Persistent bool
 }
+
+// Span is what one rank of several updates of a variable whose gradient all ranks have: elements
+// From up to To, which may be none. It has a copy of these, the vector of the variable behind those
+// that are kept, and updates that. Between runs the caller gives all ranks the whole variable. Not
+// with shards, nor with lookups.
+type Span struct{ From, To int }
+
+func (p *Span) empty() bool { return p != nil && p.From == p.To }
 
 // Unsharded returns the dtype in which a bucket of variables of a dtype is gathered.
 func (s *Shard) Unsharded(d backend.DType) backend.DType {

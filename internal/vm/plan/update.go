@@ -94,6 +94,12 @@ func (l *layouter) update() {
 			l.applies(i, l.before(id))
 		}
 	}
+	for i := range l.plan.Buffers {
+		if b := &l.plan.Buffers[i]; b.Kind == Input && slices.ContainsFunc(l.updates,
+			func(u lower.Update) bool { return u.Own != nil && u.Input == b.Index }) {
+			b.Written = true // by the caller
+		}
+	}
 	a, clips := l.training.Accumulation, l.training.Norm != nil
 	for bucket := range l.buckets {
 		if clips || a.Apart {
