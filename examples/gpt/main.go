@@ -33,6 +33,8 @@
 //
 //	euryale run --elastic -n 2 --standby 1 ./examples/gpt --elastic --tree 4   # kill ranks
 //
+// With --shards 1 the ranks shard the solver's state, in an elastic job with a copy of each shard.
+//
 // The exit status is 2 for a wrong command line, 128 + n after signal n, and 1 for other failures.
 package main
 
@@ -56,7 +58,7 @@ type config struct {
 	layers, width, heads, context       int
 	batch, tree, steps, every           int
 	lr                                  float64
-	sp, tp                              int
+	sp, tp, shards                      int
 }
 
 // precisions are the values of --precision.
@@ -76,6 +78,7 @@ func main() {
 	flag.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up")
 	flag.IntVar(&cfg.sp, "sp", 1, "ranks that shard the positions of each sample")
 	flag.IntVar(&cfg.tp, "tp", 1, "ranks that shard the weights")
+	flag.IntVar(&cfg.shards, "shards", 0, "shard 1: the solver's state, 2: gradients, too")
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")
@@ -106,12 +109,13 @@ func main() {
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (cfg config) check(ranks int) {
 	usage.Check("gpt", usage.OneOf("device", "cpu", "auto"), usage.NoArguments(),
-		usage.OneOf("precision", "f32", "tf32", "bf16"), usage.AtLeast(0, "tree", "lr"),
+		usage.OneOf("precision", "f32", "tf32", "bf16"), usage.AtLeast(0, "tree", "lr", "shards"),
 		usage.AtLeast(1, "layers", "width", "heads", "context", "batch", "steps", "every", "sp",
 			"tp"))
 	parts := cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1)
 	usage.Check("gpt", usage.Unless(cfg.tree == 0 || cfg.sp == 1, "sp", "1 with --tree, whose "+
 		"bits would depend on it"),
+		usage.Unless(cfg.shards <= 2, "shards", "0 to 2"),
 		usage.Unless(cfg.width%cfg.heads == 0, "heads", "a divisor of --width %d", cfg.width),
 		usage.Unless(ranks%(cfg.sp*cfg.tp) == 0, "sp", "an --sp and a --tp whose product divides "+
 			"%d ranks", ranks),

@@ -217,10 +217,15 @@ func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
 	loss, eval, _, params := ending(t, exampletest.Train(t, 1, flags))
 	for name, next := range map[string]*exampletest.Job{
 		"elastic": elastic(t, 2, flags), "not elastic": exampletest.New(t, 2, flags),
+		"with shards": elastic(t, 4, flags+" --shards 1"),
 	} {
 		dir := filepath.Join(t.TempDir(), "state")
 		signals := make(chan os.Signal, 1)
-		first := elastic(t, 3, flags+" --checkpoint "+dir,
+		ranks, shards := 3, ""
+		if name == "with shards" {
+			ranks, shards = 4, " --shards 1"
+		}
+		first := elastic(t, ranks, flags+shards+" --checkpoint "+dir,
 			"EURYALE_FAULT=kill,rank=1,call=150")
 		first.Signals = signals
 		first.Out.Text, first.Out.Then = "step 40/", func() { signals <- syscall.SIGTERM }

@@ -115,6 +115,9 @@ func (t *trainer) compile(job autograd.Job) {
 		together = append(together, vm.WithTree(t.tree))
 	}
 	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.ClipNorm(clipNorm))
+	if t.shards > 0 {
+		together = append(together, vm.WithShards(1<<t.shards-1)) // each needs those before it
+	}
 	machine, err := vm.New(b.Graph(), t.device, append(options, together...)...)
 	if errors.Is(err, autograd.ErrFinished) {
 		os.Exit(0) // a standby that nobody has needed

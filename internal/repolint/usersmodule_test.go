@@ -101,7 +101,7 @@ var examples = map[string]struct {
 	"digits":    {141, 6, "-epochs 2", "epoch 2/2: loss="},
 	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
 	"elastic":   {175, 4, "-steps 50", "step 50: loss"},
-	"gpt":       {630, 16, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
+	"gpt":       {640, 17, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
 	"moe":       {300, 15, "--ep 2 --context 2 --epochs 2 --steps 2", "epoch 2/2: loss="},
 	"recommender": {
 		300, 12, "--users 500 --epochs 1 --steps 2", "epoch 1/1: loss=",
