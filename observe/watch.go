@@ -316,7 +316,7 @@ func (w *Watch) await() {
 		return
 	}
 	n := len(w.awaited)
-	w.awaited = w.world.Awaited.Times(w.awaited)
+	w.awaited = w.world.Awaited.AppendTo(w.awaited)
 	for r, d := range w.awaited[n:] {
 		if n > 0 {
 			d -= w.awaited[r]

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/awaited"
 )
 
 // DefaultTimeout bounds every wait for another rank unless EURYALE_TIMEOUT says
@@ -130,7 +132,7 @@ type World struct {
 	LongWait func(ranks string, waited time.Duration)
 	// Awaited counts for whom this rank waits. Set it before the first communicator is made; nil
 	// disables it.
-	Awaited *Awaited
+	Awaited *awaited.Times
 	// TLS encrypts the connections of Listen and Dial, on all ranks or on none.
 	TLS bool
 	// Store is shared by all ranks. Its calls also end when a rank is lost, with the [*Failure] as

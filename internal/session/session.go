@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/awaited"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -100,7 +101,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.B
 		kept = traced
 	}
 	recorder := observe.New(w.Rank, kept)
-	w.Awaited = w.NewAwaited()
+	w.Awaited = awaited.New(w.Size)
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}
