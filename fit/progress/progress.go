@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/schollz/progressbar/v3"
-	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -39,11 +38,12 @@ func Bar() func(s fit.StepLoss) error {
 
 // Tensors returns the same tensors, and shows beside a text how many bytes were taken of them, and
 // how fast, where Bar shows a bar.
-func Tensors(text string, all iter.Seq2[string, *tensor.Dense]) iter.Seq2[string, *tensor.Dense] {
+func Tensors[T interface{ MemSize() uintptr }](text string, all iter.Seq2[string, T]) iter.Seq2[
+	string, T] {
 	if !rendezvous.Terminal(os.Getenv) {
 		return all
 	}
-	return func(yield func(string, *tensor.Dense) bool) {
+	return func(yield func(string, T) bool) {
 		b := bar(-1, text, progressbar.OptionShowBytes(true))
 		_ = b.RenderBlank()
 		defer func() { _ = b.Finish() }()

@@ -112,8 +112,9 @@ var arrows = []arrow{
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/launch", []string{"rendezvous", "internal/..."}},
 	{"internal/session", []string{
-		"backend", "backend/host", "internal/elastic", "internal/env", "internal/fault",
-		"internal/gpu", "internal/group", "internal/hierarchy", "observe", "rendezvous",
+		"backend", "backend/host", "internal/awaited", "internal/elastic", "internal/env",
+		"internal/fault", "internal/gpu", "internal/group", "internal/hierarchy", "observe",
+		"rendezvous",
 	}},
 	{"internal/buildlock", []string{"backend"}},
 	{"internal/program", []string{"backend", "kernels/fuse", "internal/kernels", "internal/vm/ir",
