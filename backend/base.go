@@ -71,6 +71,15 @@ type CheckedStarter interface {
 	StartChecked(q Queue, c Collective, count int, dst, src Buffer) (Work, error)
 }
 
+// Start checks a call, and starts it: most wrappers' Start is this.
+func (c *Collective) Start(on CheckedStarter, q Queue, dst, src Buffer) (Work, error) {
+	count, err := c.Check(on.Rank(), on.Size(), dst, src)
+	if err != nil {
+		return nil, Refuse(on, err)
+	}
+	return on.StartChecked(q, *c, count, dst, src)
+}
+
 // Pass starts a call on the inner communicator, as Start does, once the wrapper has checked it:
 // [Collective.Check] has returned count.
 func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, error) {

@@ -13,11 +13,7 @@ import (
 // rank, it is an error that names the rank.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.rank, c.size, dst, src)
-	if err != nil {
-		return nil, backend.Refuse(c, err)
-	}
-	return c.StartChecked(q, what, count, dst, src)
+	return what.Start(c, q, dst, src)
 }
 
 // StartChecked implements [backend.CheckedStarter].
@@ -29,15 +25,20 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if err != nil {
 		return nil, err
 	}
+	return c.startAdmitted(s, &k)
+}
+
+// startAdmitted starts a call that was admitted.
+func (c *Communicator) startAdmitted(s stream, k *call) (backend.Work, error) {
 	if into := s.Recording(); into != nil {
-		return c.capture(s, into, &k)
+		return c.capture(s, into, k)
 	}
 	if k.onHost() {
-		return c.staged(s, &k)
+		return c.staged(s, k)
 	}
-	w, err := c.start(s, &k)
+	w, err := c.start(s, k)
 	if err != nil {
-		return nil, c.ended(err, what.String())
+		return nil, c.ended(err, k.what.String())
 	}
 	return w, nil
 }
@@ -55,14 +56,7 @@ func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Coll
 		return nil, err
 	}
 	k.use = use
-	if into := s.Recording(); into != nil {
-		return c.capture(s, into, &k)
-	}
-	w, err := c.start(s, &k)
-	if err != nil {
-		return nil, c.ended(err, what.String())
-	}
-	return w, nil
+	return c.startAdmitted(s, &k)
 }
 
 // admit finds out whether a call can be started, and chooses its algorithm.

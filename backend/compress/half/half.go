@@ -116,11 +116,7 @@ func (c *Communicator) Counters() Counters {
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.Rank(), c.Size(), dst, src)
-	if err != nil {
-		return nil, backend.Refuse(c, err)
-	}
-	return c.StartChecked(q, what, count, dst, src)
+	return what.Start(c, q, dst, src)
 }
 
 // StartChecked implements [backend.CheckedStarter].
