@@ -81,7 +81,7 @@ func (s *Copies) Newer(host backend.Buffer) bool {
 }
 
 // Enter counts a user of host memory. Before the first that writes or holds, the host's elements
-// count.
+// count, and before the first that writes those that somebody has written since.
 func (s *Copies) Enter(host backend.Buffer, use Use) *Copy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +93,7 @@ func (s *Copies) Enter(host backend.Buffer, use Use) *Copy {
 		c = &Copy{Host: host}
 		s.all[host] = c
 	}
-	if use != Reads && !c.held() {
+	if use != Reads && !c.held() || use == Writes && c.uses[Writes] == 0 && !c.source.Current() {
 		c.Fresh = false
 	}
 	c.uses[use]++

@@ -37,12 +37,17 @@ func TestWhatIsHeldIsSentOnceAndNeverBroughtBack(t *testing.T) {
 	c.Fresh = true
 	s.Enter(w, Holds)
 	require.Check(t, !c.Fresh && s.Held(c) && s.Stays(c) && !s.Written(c), "held: %+v", c)
-	c.Fresh = true
+	s.Send(c)
 	s.Enter(w, Writes)
 	require.Check(t, c.Fresh && s.Written(c) && s.Newer(w), "held and written: %+v", c)
 	s.Leave(c, Writes)
 	require.Check(t, !c.Fresh && s.Held(c) && !s.Newer(w), "after the writer: %+v", c)
-	c.Fresh = true
+	s.Send(c)
+	Write(w, backend.Of([]float32{3, 4}))
+	require.Check(t, !s.Current(c), "what the host has written is current: %+v", c)
+	s.Enter(w, Writes)
+	require.Check(t, !c.Fresh, "a writer begins with what the host has overwritten: %+v", c)
+	s.Leave(c, Writes)
 	s.Leave(c, Holds)
 	require.Check(t, !c.Fresh && !s.Held(c), "after the holder: %+v", c)
 }
