@@ -78,6 +78,12 @@ var features = []feature{
 	{"Table", "table", "layers.Table", "`layers.Table`: an embedding whose rows ranks shard"},
 	{"MoE", "experts", "MoE", "`layers.Builder.MoE`"},
 	{"frozen", "frozen", "WithFrozen", "a variable that nothing trains, with `vm.WithFrozen`"},
+	{"16-bit variable", "16 bits", "BFloat16",
+		"a frozen variable of BF16, as those of mapped folders"},
+	{"window", "window", "Window", "`layers.AttentionOptions.Window`"},
+	{"packed documents", "documents", "KeyStarts", "`layers.Tokens.Documents`"},
+	{"evaluation", "evaluation", "Eval",
+		"a machine of `vm.Eval` beside, which has learnables frozen"},
 	{"data ranks", "dp", "layers.Layout", "`layers.Layout` with several replicas"},
 	{"sequence ranks", "sp", "layers.Layout", "`layers.Layout` that shards sequences"},
 	{"tensor ranks", "tp", "layers.Layout", "`layers.Layout` that shards weights"},
@@ -219,6 +225,9 @@ func newSetting(r *rand.Rand, kinds []testenv.Kind, of ...feature) *setting {
 		s.blocks = append(s.blocks, []string{"mlp", "attention", "norm", "swiglu", "rms",
 			"dense"}[r.IntN(6)])
 	}
+	if s.has["window"] || s.has["packed documents"] {
+		s.blocks[0] = "attention"
+	}
 	return s
 }
 
@@ -291,9 +300,14 @@ type paired struct {
 	table           *layered.Table
 	rows            node // of the reference, in place of table
 	random          *nn.Random
-	frozen          node
+	attention       layered.AttentionOptions
+	positions       *layered.Tokens // in documents
+	frozen, mapped  node
 	learnables      nodes
+	samples         int // of a run
 	machine         *vm.Machine
+	hidden          node        // what an evaluation leaves
+	evaluates       *vm.Machine // nil for none
 }
 
 // counted reports whether the target at a position of a sample is not padding. Samples have
@@ -320,8 +334,8 @@ func (s *setting) total() (samples, targets int) {
 
 // build builds the model for so many samples of a run.
 func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
-	m := &paired{l: l, b: layered.NewBuilder(gorgonia.NewGraph(), l, s.dtype, s.seed%7),
-		random: nn.NewRandom(5)}
+	m := &paired{l: l, samples: samples, random: nn.NewRandom(5),
+		b: layered.NewBuilder(gorgonia.NewGraph(), l, s.dtype, s.seed%7)}
 	b := m.b
 	switch {
 	case s.plain:
@@ -335,6 +349,14 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 	m.targets = b.Tokens("targets", 1, samples, pairTokens)
 	if s.has["Padding"] {
 		m.targets.Padding(noTarget)
+	}
+	m.attention = layered.AttentionOptions{Heads: 4, Causal: true}
+	if s.has["window"] {
+		m.attention.Window = 2
+	}
+	if s.has["packed documents"] {
+		m.positions = b.Tokens("positions", 1, samples, pairTokens)
+		m.attention.KeyStarts = m.positions.Documents()
 	}
 	embedding := b.Learn("words", layered.Normal(0.5), 0, pairWords, pairWidth)
 	x := b.To(b.Embedding(embedding, m.tokens, s.unlearnt()...), layered.Tensor, layered.Replicated)
@@ -351,6 +373,9 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 	if s.has["frozen"] {
 		x = m.freeze(x)
 	}
+	if s.has["16-bit variable"] {
+		x = m.widen(x)
+	}
 	if s.has["Dropout"] {
 		x = b.Dropout(0.25, m.random, x)
 	}
@@ -364,6 +389,9 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 		}
 		e := b.MoE("experts", h, o)
 		x, balance = b.To(b.Add(h, e.Y), layered.Sequence, layered.Split(1)), e.Loss
+	}
+	if s.has["evaluation"] {
+		m.hidden = b.To(x, layered.Sequence, layered.Replicated).Node
 	}
 	loss := m.loss(s, b.Logits(x, embedding), balance)
 	if s.has["MoE"] {
@@ -398,7 +426,7 @@ func (m *paired) block(name, kind string, x layered.Node) layered.Node {
 	case "swiglu":
 		return b.Add(x, b.SwiGLU(name, x, 2*pairWidth))
 	case "attention":
-		return b.Add(x, b.Attention(name, x, layered.AttentionOptions{Heads: 4, Causal: true}))
+		return b.Add(x, b.Attention(name, x, m.attention))
 	case "rms":
 		return b.RMSNorm(name, 1e-2, x)
 	case "dense":
@@ -429,6 +457,27 @@ func (m *paired) freeze(x layered.Node) layered.Node {
 		m.frozen = gorgonia.NewTensor(m.b.Graph(), value.Dtype(), 3, gorgonia.WithName("frozen"),
 			gorgonia.WithShape(1, 1, pairWidth), gorgonia.WithValue(value))
 		y, err := gorgonia.BroadcastAdd(x.Node, m.frozen, nil, []byte{0, 1})
+		return layered.Place(y, x), err
+	})
+}
+
+// widen adds the product with a variable of 16 bits.
+func (m *paired) widen(x layered.Node) layered.Node {
+	return m.b.Apply("16 bits", func() (layered.Node, error) {
+		bits := make([]backend.BFloat16, pairWidth*pairWidth)
+		for i := range bits {
+			bits[i] = backend.BFloat16([]uint16{0, 0x3f80, 0xbf80, 0x3f00}[i*i%7%4])
+		}
+		value := tensor.New(tensor.WithShape(pairWidth, pairWidth), tensor.WithBacking(bits))
+		m.mapped = gorgonia.NewMatrix(m.b.Graph(), value.Dtype(), gorgonia.WithName("16 bits"),
+			gorgonia.WithShape(pairWidth, pairWidth), gorgonia.WithValue(value))
+		wide, err := nn.Cast(x.Node.Dtype(), m.mapped)
+		if err != nil {
+			return layered.Node{}, err
+		}
+		shape := x.Shape()
+		flat := reshape(x.Node, tensor.Shape{shape[0] * shape[1], shape[2]})
+		y, err := gorgonia.Reshape(add(flat, mul(flat, wide)), shape)
 		return layered.Place(y, x), err
 	})
 }
@@ -487,15 +536,23 @@ func (m *paired) loss(s *setting, logits, like layered.Node) layered.Node {
 // feed gives the model the samples of a run, of which first is the first one.
 func (m *paired) feed(s *setting, step, first, samples int) error {
 	m.random.Seek(uint64(step), first)
-	var ids, next []int
+	var ids, next, positions []int
 	for i := range samples {
 		for at := range pairTokens {
 			k := (first + i) * pairTokens
+			if positions = append(positions, 0); at > 0 && (first+i+at)%3 > 0 {
+				positions[len(positions)-1] = 1 + positions[len(positions)-2]
+			}
 			ids = append(ids, (3*(k+at)*(k+at)+5*step)%pairWords)
 			next = append(next, (7*(k+at)+3*step+1)%pairWords)
 			if !s.counted(first+i, at) {
 				next[len(next)-1] = noTarget
 			}
+		}
+	}
+	if m.positions != nil {
+		if err := m.positions.Set(positions); err != nil {
+			return err
 		}
 	}
 	if m.labels == nil {
@@ -571,8 +628,8 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 		}
 	}
 	add("ClipNorm", vm.ClipNorm(0.125))
-	if s.has["frozen"] && !s.untold {
-		options = append(options, vm.WithFrozen(m.frozen))
+	if !s.untold {
+		options = append(options, vm.WithFrozen(m.still()...))
 	}
 	add("BF16", vm.WithPrecision(vm.BF16))
 	if s.plain {
@@ -608,6 +665,52 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 		return options
 	}
 	return append(options, m.b.Training(data...))
+}
+
+// still are the variables that nothing trains.
+func (m *paired) still() nodes {
+	return slices.DeleteFunc(nodes{m.frozen, m.mapped}, func(n node) bool { return n == nil })
+}
+
+// evaluation makes a machine beside the one that trains, before it: so others than rank 0 have
+// values which they are not to keep anything of.
+func (m *paired) evaluation(s *setting, r ranked) (err error) {
+	if !s.has["evaluation"] {
+		return nil
+	}
+	options := []vm.Option{vm.Eval(), vm.Keep(m.hidden), vm.Notice(func(string) {})}
+	if s.has["BF16"] {
+		options = append(options, vm.WithPrecision(vm.BF16))
+	}
+	if !s.plain {
+		options = append(options, vm.WithFrozen(append(m.still(), m.learnables...)...))
+	}
+	if m.l.Data.Rank() > 0 || s.has["WithElastic"] && r.Comm.Rank() > 0 {
+		for _, n := range m.learnables {
+			set(n.Value().(*tensor.Dense), 0, 3)
+		}
+		if s.saved && m.frozen != nil {
+			set(m.frozen.Value().(*tensor.Dense), 0, 3)
+		}
+	}
+	if m.evaluates, err = vm.New(m.b.Graph(), r.device, options...); err != nil {
+		return err
+	}
+	return m.evaluate(s)
+}
+
+// evaluate runs it with the first samples, which are the same on all ranks.
+func (m *paired) evaluate(s *setting) error {
+	if m.evaluates == nil {
+		return nil
+	}
+	elsewhere := s.has["WithElastic"] && s.kind == testenv.Staged // on the ranks' device
+	if m.machine != nil && (s.shards() > 0 || elsewhere || s.seed%3 == 0) {
+		if err := m.machine.Pull(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(m.feed(s, 9, 0, m.samples), m.evaluates.RunAll())
 }
 
 // generation is an elastic job whose ranks do not change.
@@ -823,10 +926,11 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 		if part.shift(s, m); s.has["WithElastic"] {
 			device = nil
 		}
+		testranks.NoError(m.evaluation(s, r))
 		if m.machine, err = vm.New(m.b.Graph(), device, s.options(r, m)...); err != nil {
 			return err
 		}
-		err = part.load(s, m)
+		err = errors.Join(m.evaluate(s), part.load(s, m))
 		for step := range part.n {
 			if err == nil && step == part.n-1 {
 				err = part.write(m)
@@ -834,6 +938,14 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 			if err == nil {
 				err = s.step(m, part.first+step)
 			}
+			if err == nil {
+				err = m.evaluate(s)
+			}
+		}
+		if err == nil && m.evaluates != nil { // of the first sample
+			o.add("evaluated", 0, piece{-1, nil,
+				floats(t, m.hidden.Value())[:pairTokens*pairWidth]})
+			err = m.evaluates.Close()
 		}
 		if err == nil && !s.plain {
 			err = m.machine.DataParallel().Check()
@@ -872,7 +984,8 @@ func (s *setting) reference() *setting {
 	p := *s
 	p.has = map[string]bool{}
 	for _, name := range []string{"Groups", "EMA", "ClipNorm", "batch norm", "SyncBatchNorm",
-		"Padding", "Dropout", "row exchange", "Table", "MoE", "frozen", "WithTree", "Accumulate"} {
+		"Padding", "Dropout", "row exchange", "Table", "MoE", "frozen", "WithTree", "Accumulate",
+		"16-bit variable", "window", "packed documents", "evaluation"} {
 		p.has[name] = s.has[name]
 	}
 	p.has["BF16"] = s.has["BF16"] // layouts round alike
@@ -900,7 +1013,7 @@ func (s *setting) exact() *setting {
 	if s.tree() && s.kind != testenv.GPUs {
 		delete(p.has, "WithElastic")
 		p.has["WithTree"], p.dp = true, 1
-		p.alone = p.mayBeAlone()
+		p.alone = p.mayBeAlone() && p.shards() == 0
 	}
 	p.bucket = 1
 	if s.has["sparse wire"] || s.shards() > 0 && rounds {
@@ -939,16 +1052,16 @@ func (s *setting) unlearnt() []int {
 }
 
 // slack returns how many times the bound of near a value may differ from the reference: without a
-// bound a running statistic, which is of what each rank sees. A bias that a batch norm takes away
-// again has a gradient of 0, of which rounding to 16 bits leaves that of each rank's terms: it may
-// differ by 4 bounds (1.2 was the most in 1,000 triples), and without one where the solver divides
-// by the size of gradients.
+// bound a running statistic, which is of what each rank sees, and what is evaluated with it. A bias
+// that a batch norm takes away again has a gradient of 0, of which rounding to 16 bits leaves that
+// of each rank's terms: it may differ by 4 bounds (1.2 was the most in 1,000 triples), and without
+// one where the solver divides by the size of gradients.
 func (s *setting) slack(name string) float64 {
 	normed := s.has["batch norm"] || s.has["SyncBatchNorm"]
 	adaptive := s.has["RMSProp"] || s.has["Adam"] || s.has["AdamW"]
 	taken := s.near() == halfNear && normed && strings.HasSuffix(name, ".bias")
 	switch {
-	case strings.HasPrefix(name, "moving"), taken && adaptive:
+	case strings.HasPrefix(name, "moving"), taken && adaptive, name == "evaluated" && normed:
 		return math.Inf(1)
 	case taken:
 		return 4
