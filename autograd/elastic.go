@@ -70,6 +70,7 @@ type Elastic struct {
 	retires      error // of Retire
 	ends         bool
 	defers       bool // to retire, since no other rank has what this one has
+	holds        holding
 	mirrors      *mirrors
 	mirroring    []elastic.ID // the members whose these are
 
@@ -94,7 +95,8 @@ type Steps interface {
 	// Enter makes this process exchange gradients with other ranks, and gives it the model of rank
 	// 0, or of the ranks that have parts of it, without the solver's state. It discards what Reduce
 	// has left. It is collective.
-	Enter(comm backend.Communicator) (*DataParallel, error)
+	// Where ranks shard the solver's state, the option has each shard on several ranks.
+	Enter(comm backend.Communicator, mirrors Option) (*DataParallel, error)
 	// Reduce runs the n micro-batches of this rank, and combines the gradients of all.
 	Reduce(n int, run func(i int) error) error
 	// Apply gives the solver the gradients. It exchanges nothing.
@@ -489,7 +491,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	if err, e.left = e.left, nil; err != nil {
 		return err
 	}
-	if e.dp, err = e.steps.Enter(comm); e.dp != nil {
+	if e.dp, err = e.steps.Enter(comm, withMirrors(&e.holds)); e.dp != nil {
 		e.dp.saver.History, e.dp.elastic = e.history, true
 	}
 	if err == nil && e.dp.mirrors.gone() != nil && !view.Ending { // else no step follows

@@ -379,8 +379,8 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // shards between steps, all of a bucket or none: the caller gathers these itself, in its own
 // memory. All other parameters are whole on all ranks between steps.
 //
-// With [WithMirrors] several ranks have the same shard, all-reduces leave whole gradients, and
-// [Buckets.Spread] gives all ranks what each has updated; the result is nil where all have all.
+// In an [Elastic] training several ranks have the same shard, all-reduces leave whole gradients,
+// and [Buckets.Spread] gives all ranks what each has updated; the result is nil where all have all.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load reads the rank's shards from the files of any number of ranks.
@@ -444,7 +444,7 @@ func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, er
 }
 
 // Spread gives all ranks the parts of the parameters that ranks have updated, and returns once all
-// have them ([WithMirrors]). On a device own and whole say where a parameter's part and all of it
+// have them ([Elastic]). On a device own and whole say where a parameter's part and all of it
 // are, and it follows the work started on a queue; for the host, with nil, they are the values.
 func (x *Buckets) Spread(q backend.Queue, own, whole func(param int) backend.Buffer) error {
 	d := x.d

@@ -14,9 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Mirrors is which part of the solver's state a rank of an elastic training has, from generation to
-// generation: see [WithMirrors]. The zero value is for a process that has nothing.
-type Mirrors struct {
+// holding is which part of the solver's state a rank of an elastic training has, from generation to
+// generation. The zero value is for a process that has nothing.
+type holding struct {
 	held  fraction
 	stale bool // it has applied a step, and has only its part of the parameters
 }
@@ -35,7 +35,7 @@ func (s fraction) in(n int) span {
 
 // mirrors are the parts of all ranks.
 type mirrors struct {
-	own         *Mirrors
+	own         *holding
 	before, now []fraction
 	begins      bool  // no rank had anything: before says that rank 0 had all
 	lost        error // of the state: all ranks have whole parameters

@@ -84,8 +84,6 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
 			return with(WithFrozen(variables...))
 		}, Args: []any{w}},
-		"WithMirrors": {F: func(m *Mirrors) error { return with(WithMirrors(m)) },
-			Args: []any{new(Mirrors)}},
 		"WithTables": {F: func(tables ...Table) error { return with(WithTables(tables...)) },
 			Args: []any{nil}},
 		"WithNotice": {F: func(say func(string)) error { return with(WithNotice(say)) },

@@ -38,7 +38,7 @@ type options struct {
 	parts       *parts // nil if ranks have whole parameters
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many
-	mirrors     *Mirrors
+	mirrors     *holding
 	notice      func(text string)
 	store       []files.Opener // of checkpoints that are not on a disk
 	missing     error          // nil arguments of options, and others
@@ -379,15 +379,9 @@ func WithTree(n int) Option {
 	}
 }
 
-// WithMirrors is an option of machines: vm.WithElastic gives it to New, with vm.WithShards. P ranks
+// withMirrors is an option of machines with vm.WithShards: an [Elastic] gives it to Enter. P ranks
 // divide each bucket into P/2 parts, rounded down, and each part has two ranks or three, on
 // different machines if it can: each updates it from the gradients that all have, and so has what
 // the other one has, without any exchange. New gives all ranks each part of the parameters from a
-// rank that has it, and an [Elastic] does so with the state.
-func WithMirrors(m *Mirrors) Option {
-	return func(o *options) {
-		o.once("WithMirrors")
-		o.refuseNil("WithMirrors", "m", m)
-		o.mirrors = m
-	}
-}
+// rank that has it, and the Elastic does so with the state.
+func withMirrors(h *holding) Option { return func(o *options) { o.mirrors = h } }

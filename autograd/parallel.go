@@ -151,7 +151,7 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 }
 
 // mirror finds out which parts ranks have, and gives them theirs. It is collective.
-func (d *DataParallel) mirror(m *Mirrors) error {
+func (d *DataParallel) mirror(m *holding) error {
 	if m == nil {
 		return nil
 	}
@@ -193,7 +193,7 @@ func (d *DataParallel) mirror(m *Mirrors) error {
 // hold notes that this rank has its part, and whether of the parameters it has no more.
 func (d *DataParallel) hold(stale bool) {
 	if s := d.mirrors; s != nil && s.lost == nil {
-		*s.own = Mirrors{s.now[d.comm.Rank()], stale && d.sharded}
+		*s.own = holding{s.now[d.comm.Rank()], stale && d.sharded}
 	}
 }
 

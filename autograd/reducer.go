@@ -17,7 +17,7 @@ type reducer struct {
 	half     bool            // gradients are in BF16, in which they travel: see Halve
 	tree     *tree           // of the micro-batches of a machine; nil without WithTree
 	scale    float64         // of what ranks have added
-	mirrors  *mirrors        // the ranks' parts of buckets; nil without WithMirrors
+	mirrors  *mirrors        // the ranks' parts of buckets; nil without withMirrors
 	buckets  []*bucket       // in the order in which they leave
 	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
 	memory   backend.Buffer  // of the buckets

@@ -89,9 +89,8 @@ type elastic struct {
 	stepping bool              // in Reduce
 	placed   bool              // on a device
 	kept     *exec.Kept        // on the device, from Leave to the end of Enter
-	mirrors  autograd.Mirrors
-	alone    bool // a step is applied, and its parameters are not spread
-	said     int  // bytes of the solver's state
+	alone    bool              // a step is applied, and its parameters are not spread
+	said     int               // bytes of the solver's state
 }
 
 // start connects the machine, unless it has a problem. It closes the job if it fails.
@@ -149,7 +148,8 @@ func (e *elastic) Leave(last bool) (err error) {
 
 // Enter implements [autograd.Steps]. It keeps plans for the next time that this rank has as many
 // micro-batches.
-func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, error) {
+func (e *elastic) Enter(comm backend.Communicator, mirrors autograd.Option) (
+	*autograd.DataParallel, error) {
 	m := e.machine
 	if err := e.place(comm.Device()); err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 	e.kept.Unmark() // all read the host's elements, on several ranks those of rank 0
 	m.parallel = &parallel{comm: comm, options: e.options}
 	if m.shards != 0 {
-		m.parallel.options = append(slices.Clone(e.options), autograd.WithMirrors(&e.mirrors))
+		m.parallel.options = append(slices.Clone(e.options), mirrors)
 	}
 	if err := m.train(m.micro.share(true, comm.Rank(), comm.Size())); err != nil {
 		return nil, errors.Join(err, m.parallel.close())

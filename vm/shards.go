@@ -115,8 +115,8 @@ type sharding struct {
 	mirrored
 }
 
-// mirrored is how a rank updates a part of each learnable, which another rank updates, too
-// (autograd.WithMirrors). The lists are by learnable.
+// mirrored is how a rank of an elastic training updates a part of each learnable, which another
+// rank updates, too. The lists are by learnable.
 type mirrored struct {
 	on     bool
 	device bool             // own is not the learnables' memory

@@ -22,7 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/fit/progress"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/texts"
@@ -376,7 +376,7 @@ func (t *trainer) write() {
 	check(data.Check())
 	var err error
 	t.params, err = data.Weights(func(weights iter.Seq2[string, *tensor.Dense]) error {
-		return save(t.out, progress.Tensors("writing "+t.out, weights))
+		return save(t.out, usage.Bytes("writing "+t.out, weights))
 	})
 	if err == nil {
 		return

@@ -1,4 +1,5 @@
-// Package usage ends examples: for flags that are wrong, which errors name, and for other errors:
+// Package usage is what users see of all examples: bars, and ends for wrong flags, which errors
+// name, and for other errors:
 //
 //	usage.Check("moe", usage.AtLeast(1, "layers", "width"),
 //		usage.OneOf("device", "cpu", "auto"), usage.NoArguments())

@@ -41,7 +41,6 @@ type crowded struct {
 	id    ID
 	heard int
 	timed int
-	dead  bool
 }
 
 // posting is an entry of the log.

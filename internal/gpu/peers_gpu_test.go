@@ -649,6 +649,15 @@ func replay(c *Communicator, n, times int) error {
 	return errors.Join(graph.Close(), assemble(c), c.Device().Free(memory))
 }
 
+// its is a call in place that the algorithm forced on c runs, and its result.
+func its(c *Communicator, x backend.Buffer) (what backend.Collective, y backend.Buffer) {
+	if algorithms[c.plan.Force].runs(sum.Kind) {
+		return sum, x
+	}
+	n := x.Len() / c.Size()
+	return backend.Collective{Kind: backend.ReduceScatter}, x.Slice(c.Rank()*n, (c.Rank()+1)*n)
+}
+
 // A kernel that waits for a rank that has started nothing ends when the host says so,
 // or after its limit; the call has failed, on the other rank all later ones have, too, and
 // the device goes on.

@@ -26,15 +26,6 @@ func reducing() []Algorithm {
 		func(a Algorithm) bool { return !algorithms[a].runs(sum.Kind) })
 }
 
-// its is a call in place that the algorithm forced on c runs, and its result.
-func its(c *Communicator, x backend.Buffer) (what backend.Collective, y backend.Buffer) {
-	if algorithms[c.plan.Force].runs(sum.Kind) {
-		return sum, x
-	}
-	n := x.Len() / c.Size()
-	return backend.Collective{Kind: backend.ReduceScatter}, x.Slice(c.Rank()*n, (c.Rank()+1)*n)
-}
-
 func TestCommunicatorByOneShotOnFake(t *testing.T) {
 	backendtest.RunWrapper(t, suiteOf(t, byOneShot, 2)) // the rest is not about kernels
 }

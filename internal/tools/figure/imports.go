@@ -80,9 +80,9 @@ var rooms = []room{
 // everywhere are packages that many import, and that import only each other: the picture names
 // them, and has no arrows to them.
 var everywhere = []string{
-	"internal/elastic", "internal/env", "internal/exit", "internal/filelock",
-	"internal/launchers", "internal/sdk", "internal/serial", "internal/shm", "internal/spinwait",
-	"internal/stock", "internal/sumtree", "internal/workers", "internal/gpu/*",
+	"internal/awaited", "internal/elastic", "internal/env", "internal/exit", "internal/filelock",
+	"internal/launchers", "internal/scale", "internal/sdk", "internal/serial", "internal/shm",
+	"internal/spinwait", "internal/stock", "internal/sumtree", "internal/workers", "internal/gpu/*",
 }
 
 // aside are packages of tests and tools, which the picture leaves out.
