@@ -128,8 +128,10 @@ func TestReadmesRangesAreOfTheRows(t *testing.T) {
 	}
 	hostLeast, hostMost := over(t, one, "of eager", on("2 cores"))
 	says("%s to %s of eager PyTorch's time on two cores", hostLeast, hostMost)
+	compiledLeast, compiledMost := over(t, one, "of graph or compile", on("2 cores"))
+	says("%s to %s of torch.compile's there", compiledLeast, compiledMost)
 	eagerLeast, eagerMost := over(t, one, "of eager", on("H100", "H200"))
-	says("%s to %s of it on one GPU", eagerLeast, eagerMost)
+	says("on one GPU %s to %s of eager PyTorch's", eagerLeast, eagerMost)
 	bestLeast, bestMost := over(t, one, "of graph or compile", on("H100", "H200"))
 	says("%s to %s of the faster of CUDA graphs and torch.compile", bestLeast, bestMost)
 	least, most := over(t, several, "efficiency", gpt2)
