@@ -284,7 +284,7 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, op
 	if !onDevice {
 		problem = errors.Join(problem, d.planned.bring(!d.sharded))
 	}
-	err := d.saver.Save(r, errors.Join(problem, d.fresh.apart()),
+	err := d.saver.Save(r, errors.Join(problem, d.fresh.apart(), d.mirrors.gone()),
 		func(of checkpoint.Stamp) (checkpoint.Content, error) {
 			return d.content(solver, progress, behind, onDevice)
 		})

@@ -42,8 +42,9 @@ type Elastic struct {
 	// After is called after each step by all ranks that have done it, before replacements are
 	// admitted: only here can ranks call DataParallel().Save together. If a rank is lost meanwhile,
 	// After fails; the training reports that and goes on. A rank because of which it fails again
-	// and again is left out. All other errors are final. Set it before the first step on all ranks,
-	// replacements included.
+	// and again is left out. Ranks that lose one while they exchange what they have updated, with
+	// vm.WithShards, do not call it for that step. All other errors are final. Set it before the
+	// first step on all ranks, replacements included.
 	After func() error
 
 	ctx    context.Context

@@ -118,7 +118,7 @@ func (o options) describe(params []*param, compressor string) string {
 	fmt.Fprintf(&s, "partial averaging is %v, parameters may be unused %v\n", o.partial, o.unused)
 	fmt.Fprintf(&s, "gradients are compressed by %s\n", compressor)
 	if o.mirrors != nil {
-		fmt.Fprintln(&s, "each part of the solver's state has two ranks")
+		fmt.Fprintln(&s, "ranks have copies of parts of the solver's state")
 	}
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {

@@ -155,25 +155,29 @@ func (d *DataParallel) mirror(m *holding) error {
 	if m == nil {
 		return nil
 	}
-	nodes := make([]int, d.comm.Size())
-	if c, ok := backend.As[interface{ Nodes() []int }](d.comm); ok {
-		nodes = c.Nodes()
-	}
 	type note struct {
 		Has   fraction
 		Stale bool
+		Node  int
+	}
+	own := note{Has: m.held, Stale: m.stale}
+	if c, ok := backend.As[interface{ Nodes() []int }](d.comm); ok {
+		if nodes := c.Nodes(); nodes != nil {
+			own.Node = nodes[d.comm.Rank()]
+		}
 	}
 	notes, err := group.Exchange(group.FramedOver(backend.Label(d.comm, backend.ForNew)),
-		d.comm.Capabilities().Members, note{m.held, m.stale})
+		d.comm.Capabilities().Members, own)
 	if err != nil {
 		return err
 	}
-	s, stale, all := &mirrors{own: m, begins: true, now: partsOf(nodes)}, false, fraction{0, 1}
+	s, stale, all, nodes := &mirrors{own: m, begins: true}, false, fraction{0, 1}, []int(nil)
 	for _, n := range notes {
+		nodes = append(nodes, n.Node)
 		s.before = append(s.before, n.Has)
 		s.begins, stale = s.begins && n.Has == (fraction{}), stale || n.Stale
 	}
-	if s.begins {
+	if s.now = partsOf(nodes); s.begins {
 		s.before[0] = all
 	}
 	for _, b := range d.buckets {

@@ -288,7 +288,8 @@ func (d *contents) apply(l loaded, solver gorgonia.Solver, progress any) error {
 		if err != nil {
 			return err
 		}
-		residence.Write(d.regionOf(p).Of(value), l.model[p.key()].Data)
+		copy(d.regionOf(p).Of(value).Bytes(), l.model[p.key()].Data.Bytes())
+		residence.Written(value)
 	}
 	if r := d.model.random; r != nil && l.Random != nil {
 		r.Seek(l.Random.Step, r.First())

@@ -352,11 +352,8 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 			stop = context.Cause(ctx)
 		}
 		r, err := g.graph(f, nil)
-		if err == nil {
-			err = r.feed(rows, entries)
-		}
-		if err == nil {
-			err = r.run(g.layout, stop)
+		if err == nil { // others hear of what ends this rank in the run
+			err = r.run(g.layout, cmp.Or(stop, r.feed(rows, entries)))
 		}
 		if err == nil {
 			err = r.add(rows, entries, s, &stop, next)

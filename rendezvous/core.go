@@ -385,7 +385,7 @@ func (c *core) hear(m *member, f frame) error {
 	case kindEntries:
 		key, i := u.string(), int(u.int())
 		c.beginWait(m, f, &wait{get: rankKey(key, i), log: key, from: i},
-			errors.Join(u.done(), checkPair(key, nil)))
+			errors.Join(u.done(), checkPair(rankKey(key, i), nil)))
 	case kindGather, kindPeek:
 		c.answerGathering(m, f)
 	case kindSet, kindSwap, kindAppend:

@@ -34,8 +34,8 @@ type Log interface {
 	// Append stores value as the first entry of a log, from entry i on, that is not set. It returns
 	// which one that is.
 	Append(ctx context.Context, key string, i int, value []byte) (at int, err error)
-	// Entries waits until entry i of a log is set. It returns that and the entries behind it, as
-	// many as there are, of 1 MiB together if one is not longer.
+	// Entries waits until entry i of a log is set. It returns that and the entries behind it, up to
+	// 1 MiB in all, but at least one.
 	Entries(ctx context.Context, key string, i int) ([][]byte, error)
 	// Peek returns some entries, nil for those that are not set. It does not wait.
 	Peek(ctx context.Context, key string, entries ...int) ([][]byte, error)

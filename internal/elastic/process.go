@@ -187,8 +187,8 @@ type Process struct {
 	graceOver bool
 	lateOver  bool
 	revoked   bool // all members hear that the generation has ended: see Revoke
-	awaits    bool // others, of which it says that it lives: see Await
-	settled   int  // ranks below have posted, or are dead
+	awaits    bool // it has said that it lives, and waits for others: see Await
+	settled   int  // all ranks below this one have posted, or are dead
 	proposed  bool
 	behind    bool // the others have gone on
 }

@@ -195,7 +195,7 @@ func TestTheLossOfAllRanksWithAPartEndsTheTraining(t *testing.T) {
 }
 
 // TestTheLossOfAllRanksWithAPartIsNeverUnnoticed: whatever is under way, also where another one has
-// left. Before the first step nothing is lost.
+// left.
 func TestTheLossOfAllRanksWithAPartIsNeverUnnoticed(t *testing.T) {
 	const steps, calls = 3, 47
 	stride := 3

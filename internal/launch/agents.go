@@ -3,6 +3,7 @@ package launch
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -119,7 +120,7 @@ func (j Job) serveAgent(ctx context.Context, at string, e rendezvous.Env,
 	defer conn.Close()
 	err = serve(ctx, conn, conn, nil, signals, exit.Unfinished)
 	// To close a connection from which orders were not read would take back what was told last.
-	if halved := (halved{conn}); halved.Close() == nil {
+	if halved := (halved{conn}); errors.As(err, new(*Interrupted)) && halved.Close() == nil {
 		within(silence, func() { _, _ = io.Copy(io.Discard, conn) })
 	}
 	return err

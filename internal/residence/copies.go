@@ -153,13 +153,21 @@ func (s *Copies) Current(c *Copy) bool {
 	return c.Fresh && (c.uses[Writes] > 0 || c.uses[Holds] > 0 && c.source.Current())
 }
 
-// Send notes that a copy gets what the host has.
-func (s *Copies) Send(c *Copy) {
+// Source returns what a copy is about to get from the host, for Send.
+func (s *Copies) Source(c *Copy) (of Source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.Fresh = true; c.uses[Holds] > 0 {
-		c.source = Read(c.Host)
+	if c.uses[Holds] > 0 {
+		of = Read(c.Host)
 	}
+	return of
+}
+
+// Send notes that a copy gets what the host had at Source.
+func (s *Copies) Send(c *Copy, of Source) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.Fresh, c.source = true, of
 	if !c.held() {
 		c.Sent = append(c.Sent[:0], c.Host.Bytes()...)
 	}

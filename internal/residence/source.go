@@ -65,14 +65,14 @@ func forgetVersion(at uintptr) {
 // Current reports whether nobody has written the memory since Read.
 func (s Source) Current() bool { return s.version != nil && s.seen == s.version.writes.Load() }
 
-// Write copies elements to the memory of a variable.
+// Write copies elements to the memory of a whole variable.
 func Write(dst, src backend.Buffer) {
 	copy(dst.Bytes(), src.Bytes())
 	Written(dst)
 }
 
-// Written notes that somebody has written variables, in their memory on the host or for it on a
-// device.
+// Written notes that somebody has written whole variables, given here, or parts of them: in their
+// memory on the host, or for it on a device.
 func Written(all ...backend.Buffer) {
 	host.mu.RLock()
 	defer host.mu.RUnlock()

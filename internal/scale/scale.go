@@ -30,7 +30,8 @@ const (
 	PerConnection = 120 * time.Microsecond // at one of its ends
 )
 
-// Bytes of messages.
+// Bytes of messages, as rendezvous/frame.go and the elastic log pack them; the simulations of both
+// and internal/session/scale_linux_test.go compare their sums.
 const (
 	Frame     = 40      // header, key and numbers of one
 	Answer    = 1 << 20 // of values at most; see rendezvous
@@ -40,7 +41,8 @@ const (
 	Address   = 33      // of a process, with the question
 )
 
-// Rounds returns the bytes of what each rank tells all others as a job starts, in all-gathers.
+// Rounds returns the bytes of what each rank tells all others as a job starts, in all-gathers:
+// measured, and within a tenth of what internal/session/scale_linux_test.go finds.
 func Rounds(machines, devices int) []int {
 	const join, agreed = 520, 0
 	switch {

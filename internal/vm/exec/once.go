@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
-// Compute gives a buffer the value of a plan that no run changes, of leaves. It
+// Compute gives a buffer the value that a plan computes from leaves, which no run changes. It
 // computes it unless it has, or another machine on the device has. What a device needs for that
 // besides is freed before the next value is computed.
 func (e *Executor) Compute(buffer int, o *plan.Once, leaves []residence.Source) error {

@@ -149,10 +149,11 @@ func (e *Executor) refresh() error {
 		if !e.inCopy(i) {
 			continue
 		}
+		source := copies.Source(c)
 		if err := e.device.Move(e.buffers[i], c.Host); err != nil {
 			return err
 		}
-		copies.Send(c)
+		copies.Send(c, source)
 	}
 	return nil
 }
