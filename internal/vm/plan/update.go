@@ -94,10 +94,14 @@ func (l *layouter) update() {
 			l.applies(i, l.before(id))
 		}
 	}
-	for i := range l.plan.Buffers {
-		if b := &l.plan.Buffers[i]; b.Kind == Input && slices.ContainsFunc(l.updates,
-			func(u lower.Update) bool { return u.Own != nil && u.Input == b.Index }) {
-			b.Written = true // by the caller
+	for i := range l.updates {
+		if l.updates[i].Own == nil {
+			continue
+		}
+		for b := range l.plan.Buffers {
+			if to := &l.plan.Buffers[b]; to.Kind == Input && to.Index == l.updates[i].Input {
+				to.Written = true // by the caller
+			}
 		}
 	}
 	a, clips := l.training.Accumulation, l.training.Norm != nil
