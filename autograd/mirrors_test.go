@@ -4,6 +4,10 @@ import (
 	"slices"
 	"testing"
 
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -57,4 +61,16 @@ func TestWhatNoRankHasIsLost(t *testing.T) {
 			require.Check(t, err == nil && at == n, "%v: %v, up to %d", parts, err, at)
 		}
 	}
+}
+
+// TestALostPartIsNotSaved: a Save would write what no rank has.
+func TestALostPartIsNotSaved(t *testing.T) {
+	g := gorgonia.NewGraph()
+	w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("w"),
+		gorgonia.WithInit(gorgonia.Zeroes()))
+	d := require.Value(New(Solo(), gorgonia.Nodes{w}))(t)
+	require.NoError(t, d.Save(t.TempDir(), &solver.SGD{}, nil))
+	d.mirrors = &mirrors{lost: &lostPart{n: 2}}
+	require.Fails(t, "Save", d.Save(t.TempDir(), &solver.SGD{}, nil), "is lost")
+	require.NoError(t, d.Close())
 }

@@ -72,7 +72,7 @@ func (d *dir) amazon(o *minio.Options) (string, error) {
 	o.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	at := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"),
 		"https://s3.amazonaws.com")
-	if strings.HasPrefix(at, googleAddress) { // whose conditions need words of its own
+	if strings.HasPrefix(at, googleAddress) { // whose conditional headers have other names
 		return "", fmt.Errorf("%w: AWS_ENDPOINT_URL is Google's: use gs://%s, with the key in "+
 			"GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY", backend.ErrArgument,
 			path.Join(d.bucket, d.prefix))

@@ -95,7 +95,7 @@ func (c conditions) RoundTrip(r *http.Request) (*http.Response, error) {
 const ifNoneMatch = "If-None-Match"
 
 // signature signs requests with an HMAC key, as Google's V4 signatures do: Amazon's in other words.
-// Google does not take Amazon's with conditions of its own.
+// With Google's conditional headers it refuses Amazon's.
 type signature struct {
 	id, secret string
 	base       http.RoundTripper

@@ -34,7 +34,7 @@ def sizes(args):
 
 
 def join(rank, ranks, port, device="cuda"):
-    """Makes this process a rank: of NCCL with a GPU of its own, or of Gloo."""
+    """Makes this process a rank: of NCCL with one GPU, or of Gloo."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if device == "cuda":
         torch.cuda.set_device(rank)

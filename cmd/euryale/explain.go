@@ -34,7 +34,7 @@ type explainCmd struct {
 	Hierarchy  string     `help:"auto, always or never, and options, such as auto,exchange=bf16; if not given, what EURYALE_HIERARCHY says, or auto, but always where EURYALE_TOPOLOGY declares machines."`
 	Inside     string     `placeholder:"LINK" help:"Links inside a machine: latency and bandwidth, such as 3us+200GB/s; as measured, else round numbers, if not given."`
 	Between    string     `placeholder:"LINK" help:"Links between machines; 1/10 stands for a tenth of the bandwidth inside."`
-	Scale      bool       `help:"Predict the times of calls, starts and recoveries of 8 to 4,096 ranks, on machines with as many devices as --topology says."`
+	Scale      bool       `help:"Predict calls, starts and recoveries of 8 to 4,096 ranks."`
 	Plot       string     `placeholder:"FILE" predictor:"file" help:"Draw what --scale predicts, as .svg or .png."`
 }
 

@@ -194,8 +194,7 @@ func (c *crowd) act(p *crowded, actions []Action) {
 	}
 }
 
-// reach has a process ask for the addresses of others, and try to reach them, each of which takes
-// time of its own.
+// reach has a process ask for the addresses of others, and try to reach them, one after the other.
 func (c *crowd) reach(v View, then func()) {
 	n := len(v.Members)
 	c.ask(scale.Frame+8*n, func() int { return scale.Frame + (scale.Address-8)*n }, func() {

@@ -94,7 +94,7 @@ func (r *reach) unreached(ctx context.Context, ids []elastic.ID) []elastic.ID {
 		at, err := r.addresses(trying, ids)
 		var tries sync.WaitGroup
 		for i := range ids {
-			// who has no address yet has begun later, and without the register nobody is missed
+			// without the register, or an address in it, a process counts as one that answers
 			if seen[i].answers = err != nil || at[i] == nil; !seen[i].answers {
 				tries.Go(func() { seen[i] = try(trying, string(at[i])) })
 			}
