@@ -132,7 +132,7 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			}
 			return refused
 		}, "answers 400", true},
-		"lost answers": {lose, "EOF", true},
+		"lost answers": {lose, "", true}, // which may all be at the end
 		"a page in place of an answer": {func(_ *mlflow.Server, _ int, w http.ResponseWriter,
 			r *http.Request) bool {
 			shown := path.Base(r.URL.Path) == "log-batch" && !page.Swap(true)
