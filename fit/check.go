@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -111,6 +112,11 @@ func (d Data) check(of vm.Summary) (local int, err error) {
 	}
 	if local == 0 {
 		return 0, refused("fit.Data: there are no Inputs: name the variables that batches go to")
+	}
+	columns := data.MappingOf(d.Set).Columns
+	if n := d.Inputs[0].Shape()[1:].TotalSize(); len(columns) > 0 && n != len(columns) {
+		return 0, refused("fit.Data: the input %s takes %d numbers of a sample, and the table has "+
+			"%d columns: %q", d.Inputs[0].Name(), n, len(columns), columns)
 	}
 	if w := d.Weights; w != nil && (!w.IsScalar() && !slices.Equal(w.Shape(),
 		tensor.Shape{local}) || w.Dtype() != tensor.Float32 && w.Dtype() != tensor.Float64) {

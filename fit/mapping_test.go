@@ -53,6 +53,17 @@ func TestTablesThatDifferBetweenRanksAreRefused(t *testing.T) {
 	}
 }
 
+// TestATableOfOtherColumnsThanTheInputIsRefused before the first step, naming both.
+func TestATableOfOtherColumnsThanTheInputIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.csv")
+	require.NoError(t, os.WriteFile(path, []byte("a,b,y\n1,u,1\n2,v,0\n"), 0o600))
+	s, _, err := data.CSV(path, "y")
+	require.NoError(t, err)
+	_, _, err = fitLinear(t.Context(), autograd.Solo(), &sync.Mutex{}, 2, s, nil)
+	require.Fails(t, "3 columns", err, backend.ErrArgument, `the input x takes 2 numbers of a `+
+		`sample, and the table has 3 columns: ["a" "b=u" "b=v"]`)
+}
+
 // TestProgressSaysWhatOneMustKnow: which columns should be scaled, and why a training that
 // is started again does nothing.
 func TestProgressSaysWhatOneMustKnow(t *testing.T) {

@@ -13,12 +13,15 @@ import (
 	_ "image/png"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"math/big"
 	"os"
 	"path"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/image/draw"
 
@@ -29,16 +32,20 @@ import (
 // CSV reads a table with a header. A sample is the numbers of all columns except the one named
 // label, in their order, and the label: its class if the input is Int, otherwise its number.
 // classes are the different values of the label's column, in the order of numbers if all are, else
-// of text. Spaces around names, numbers and labels do not count, nor does a byte order mark.
+// of text. A column in which nothing begins with a digit has a number for each of its texts, in
+// their order, named "city=Rome": 1 in the lines that have it, else 0. Spaces around names, numbers
+// and texts do not count, nor does a byte order mark.
 //
 // known is the [Mapping] of a training: columns are then found by name, whatever others there are,
 // and scaled, and labels numbered, as there. A label of "" is then none, as in what is predicted.
+// [Columns] selects those of a training.
 //
 // Errors: a file that is not CSV, or not UTF-8; columns without a name, or two of one name; no
-// column of the name; a value that is missing or not a finite number, or an integer that a float64
-// does not hold, with its line and column; in Read, a label that is missing or not among the
-// classes, one that is not a finite number if the input has floats, and an integer that the input
-// does not hold, with its line.
+// column of the name; a value that is missing or, among numbers, not a finite one, an integer that
+// a float64 does not hold, or a text that the training had not, with its line and column; a column
+// of more than 100 texts; in Read, a label that is missing or not among the classes, one that is
+// not a finite number if the input has floats, and an integer that the input does not hold, with
+// its line.
 func CSV(path, label string, known ...Mapping) (samples Set, classes []string, err error) {
 	return Source(nil).CSV(path, label, known...)
 }
@@ -55,7 +62,7 @@ func (s Source) CSV(path, label string, known ...Mapping) (samples Set, classes 
 		return nil, nil, err
 	}
 	kinds := learn(t.labels)
-	if as != nil {
+	if as != nil && !as.selects {
 		kinds = of(as)
 	}
 	n := len(t.labels)
@@ -94,7 +101,8 @@ type sheet struct {
 	from    Source
 	path    string
 	columns []string
-	at      []int // of the columns, in the file
+	at      []int    // of the columns, in the file
+	when    []string // the text for which a column is 1, "" for one of numbers
 	values  []float64
 	labels  []string
 	targets []float64 // the numbers of labels, NaN for none
@@ -113,6 +121,9 @@ func (t *sheet) read(label string, as *Mapping) error {
 		return wrong(t.path, "no header: %w", err)
 	}
 	target, err := t.find(header, label, as)
+	if err == nil && (as == nil || as.selects) {
+		err = t.spread(text)
+	}
 	if err != nil {
 		return err
 	}
@@ -125,12 +136,8 @@ func (t *sheet) read(label string, as *Mapping) error {
 			return wrong(t.path, "%w", err)
 		}
 		line, _ := in.FieldPos(0)
-		for i, c := range t.at {
-			x, err := number(strings.TrimSpace(record[c]))
-			if err != nil {
-				return wrong(t.path, "line %d, column %q: %w", line, t.columns[i], err)
-			}
-			t.values = append(t.values, x)
+		if c, err := t.add(record); err != nil {
+			return wrong(t.path, "line %d, column %q: %w", line, header[c], err)
 		}
 		l := ""
 		if target >= 0 {
@@ -148,6 +155,94 @@ func (t *sheet) read(label string, as *Mapping) error {
 	}
 	return nil
 }
+
+// add adds the values of a line, or returns the column of one that is wrong.
+func (t *sheet) add(record []string) (wrong int, err error) {
+	for i := 0; i < len(t.at); {
+		c, texts := t.at[i], []string(nil)
+		value, known := strings.TrimSpace(record[c]), false
+		if value == "" {
+			return c, errors.New("a value is missing: fill it in, or leave out the line, or the " +
+				"column by data.Columns")
+		}
+		for ; i < len(t.at) && t.at[i] == c && t.when[i] != ""; i++ {
+			x := 0.0
+			if value == t.when[i] {
+				x, known = 1, true
+			}
+			t.values, texts = append(t.values, x), append(texts, t.when[i])
+		}
+		if texts != nil && !known {
+			return c, fmt.Errorf("%q is none of the training's texts, %s", value, few(texts))
+		}
+		if texts == nil {
+			x, err := number(value)
+			if err != nil {
+				return c, err
+			}
+			t.values, i = append(t.values, x), i+1
+		}
+	}
+	return 0, nil
+}
+
+// spread gives each column without numbers one column for each of its texts.
+func (t *sheet) spread(table []byte) error {
+	in := csv.NewReader(bytes.NewReader(table))
+	in.ReuseRecord = true
+	texts := make([]map[string]bool, len(t.at)) // nil for a column that has a number
+	for i := range texts {
+		texts[i] = map[string]bool{}
+	}
+	for line := 1; ; line++ {
+		record, err := in.Read()
+		if err != nil {
+			break // which read returns, unless it is the end
+		}
+		for i, c := range t.at {
+			if line == 1 || texts[i] == nil {
+				continue
+			}
+			text := strings.TrimSpace(record[c])
+			if numeric(text) {
+				texts[i] = nil
+			} else if text != "" && len(texts[i]) <= mostTexts {
+				texts[i][strings.Clone(text)] = true
+			}
+		}
+	}
+	columns, at := t.columns, t.at
+	t.columns, t.at, t.when = nil, nil, nil
+	for i, name := range columns {
+		all := slices.Sorted(maps.Keys(texts[i]))
+		switch {
+		case len(all) > mostTexts:
+			return wrong(t.path, "column %q has more than %d different texts, such as %q and %q: "+
+				"leave it out, by data.Columns", name, mostTexts, all[0], all[1])
+		case len(all) > 0 && strings.Contains(name, "="):
+			return wrong(t.path, "column %q has texts, and = in its name: give it another name",
+				name)
+		case len(all) == 0:
+			t.columns, t.at, t.when = append(t.columns, name), append(t.at, at[i]),
+				append(t.when, "")
+		}
+		for _, text := range all {
+			t.columns, t.at, t.when = append(t.columns, name+"="+text), append(t.at, at[i]),
+				append(t.when, text)
+		}
+	}
+	return nil
+}
+
+// numeric reports whether a text is a number, or begins as one that is written wrong, as 3,5 is.
+func numeric(text string) bool {
+	_, err := parse(text)
+	r, _ := utf8.DecodeRuneInString(strings.TrimLeft(text, "+-.,$€£¥ "))
+	return err == nil || unicode.IsDigit(r)
+}
+
+// mostTexts is how many texts a column may have: one of more has names, as of customers.
+const mostTexts = 100
 
 // find finds the columns of a header, and returns the label's.
 func (t *sheet) find(header []string, label string, as *Mapping) (target int, err error) {
@@ -171,12 +266,16 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 	}
 	t.columns = as.Columns
 	for _, name := range as.Columns {
-		c := slices.Index(header, name)
+		c, text := slices.Index(header, name), ""
+		if c < 0 {
+			name, text, _ = strings.Cut(name, "=")
+			c = slices.Index(header, name)
+		}
 		if c < 0 || c == target {
 			return 0, wrong(t.path, "no column is named %q, as in the training, or it is the "+
 				"label: there are %q%s", name, header, hint(header))
 		}
-		t.at = append(t.at, c)
+		t.at, t.when = append(t.at, c), append(t.when, text)
 	}
 	if len(t.at) == 0 {
 		return 0, wrong(t.path, "%w: the Mapping is of no table", backend.ErrArgument)
@@ -203,8 +302,8 @@ func hint(header []string) string {
 func number(text string) (float64, error) {
 	x, err := parse(text)
 	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0, fmt.Errorf("%q is no finite number: correct it, or leave out the line or "+
-			"the column", text)
+		return 0, fmt.Errorf("%q is no finite number: correct it, or leave out the line, or "+
+			"the column by data.Columns", text)
 	}
 	if integer(text) && math.Abs(x) >= 1<<53 {
 		exact, ok := new(big.Int).SetString(text, 10)

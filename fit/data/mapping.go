@@ -19,13 +19,18 @@ import (
 //
 // [fit.Run]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#Run
 type Mapping struct {
-	Columns []string `json:",omitempty"` // of a table, in the order of a sample's numbers
+	Columns []string `json:",omitempty"` // of a table, in the order of a sample's numbers: see CSV
 	// Classes are labels or characters, by number: in the order of numbers if all are, otherwise
 	// of text.
 	Classes []string `json:",omitempty"`
 	// Means and Deviations are by column, of [Standardize]; empty for columns as they are.
 	Means, Deviations []float64 `json:",omitempty"`
+
+	selects bool `json:"-"` // of Columns: columns that a training has not learned from yet
 }
+
+// Columns returns a mapping that has [CSV] read these columns, and the label's, for a training.
+func Columns(names ...string) Mapping { return Mapping{Columns: names, selects: true} }
 
 // MappingOf returns the mapping of a set that this package has read, or of a part by [Split]. It is
 // empty for other sets.
@@ -44,9 +49,12 @@ func (m Mapping) Check(other Mapping) error {
 		differ = fmt.Sprintf("the columns are %s, and not %s", few(other.Columns), few(m.Columns))
 	case !slices.Equal(m.Classes, other.Classes):
 		differ = fmt.Sprintf("the classes are %s, and not %s", few(other.Classes), few(m.Classes))
+	case len(other.Means) == 0 && len(m.Means) > 0:
+		differ = "data.Standardize has scaled the columns of the training, and not these"
+	case len(m.Means) == 0 && len(other.Means) > 0:
+		differ = "data.Standardize has scaled these columns, and not those of the training"
 	case !slices.Equal(m.Means, other.Means) || !slices.Equal(m.Deviations, other.Deviations):
-		differ = fmt.Sprintf("Standardize has scaled the columns with means %v, and not %v",
-			other.Means, m.Means)
+		differ = "data.Standardize has scaled the columns by other means or deviations"
 	default:
 		return nil
 	}

@@ -66,6 +66,51 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	refused(t, "c.txt", "'d', is none of the training's 5", err)
 }
 
+// TestAColumnOfTextsHasAColumnForEach: the next reader has them in the training's order, and
+// refuses a text that the training had not; Columns selects those of a training.
+func TestAColumnOfTextsHasAColumnForEach(t *testing.T) {
+	train := []byte("id,a,city,y\nu,1, Rome,no\nv,2,Bonn,yes\nw,3,Rome,no\n")
+	for _, c := range []struct {
+		mappings []data.Mapping
+		columns  []string
+		x        [][]float32
+	}{
+		{nil, []string{"id=u", "id=v", "id=w", "a", "city=Bonn", "city=Rome"},
+			[][]float32{{1, 0, 0, 1, 0, 1}, {0, 1, 0, 2, 1, 0}, {0, 0, 1, 3, 0, 1}}},
+		{[]data.Mapping{data.Columns("city", "a")}, []string{"city=Bonn", "city=Rome", "a"},
+			[][]float32{{0, 1, 1}, {1, 0, 2}, {0, 1, 3}}},
+	} {
+		s, classes, err := data.CSV(file(t, "a.csv", train), "y", c.mappings...)
+		known := data.MappingOf(s)
+		require.That(t, err == nil && slices.Equal(known.Columns, c.columns) &&
+			slices.Equal(classes, []string{"no", "yes"}), "%q %q %v", known.Columns, classes, err)
+		for i, want := range c.x {
+			x, class := read(t, s, i, len(want))
+			require.Check(t, slices.Equal(x, want) && class == i%2, "%d: %v of %d", i, x, class)
+		}
+		again, _, err := data.CSV(file(t, "b.csv", []byte("city,a,id\nBonn,7,w\n")), "", known)
+		require.NoError(t, err)
+		want := []float32{0, 0, 1, 7, 1, 0}
+		if len(c.columns) == 3 {
+			want = []float32{1, 0, 7}
+		}
+		x := make([]float32, len(want))
+		require.Check(t, again.Read(0, []any{x}) == nil && slices.Equal(x, want), "%v", x)
+		known.Classes = nil // as of a training that predicts a number
+		for text, says := range map[string]string{"": "a value is missing",
+			"Oslo": `"Oslo" is none of the training's texts, ["Bonn" "Rome"]`} {
+			_, _, err = data.CSV(file(t, "c.csv", []byte("city,a,id\n"+text+",7,w\n")), "", known)
+			refused(t, "c.csv", `line 2, column "city": `+says, err)
+		}
+	}
+	names := []byte("name,y\n")
+	for i := range 101 {
+		names = fmt.Appendf(names, "n%d,1\n", i)
+	}
+	_, _, err := data.CSV(file(t, "d.csv", names), "y")
+	refused(t, "d.csv", `"name" has more than 100 different texts, such as "n0" and "n1":`, err)
+}
+
 // TestClassesAreInTheOrderOfNumbers if all are, and one number is one class, however it is written.
 func TestClassesAreInTheOrderOfNumbers(t *testing.T) {
 	for labels, want := range map[[4]string][]string{
@@ -221,7 +266,7 @@ func TestScalesTravelWithTheMapping(t *testing.T) {
 	s := require.Value(data.Standardize(samples))(t)
 	known := data.MappingOf(s)
 	require.Equal(t, "the mapping", fmt.Sprint(known),
-		"{[a b] [cat owl] [4 5] [2.23606797749979 1]}")
+		"{[a b] [cat owl] [4 5] [2.23606797749979 1] false}")
 	for i, want := range []float64{-3, -1, 1, 3} {
 		x, class := read(t, s, i, 2)
 		require.Slices(t, "a sample", x, []float32{float32(want / math.Sqrt(5)), 0})
