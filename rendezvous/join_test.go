@@ -634,6 +634,11 @@ func TestFoundNodesOfOneMachineMeet(t *testing.T) {
 		"the machine's name and a token": {host, testToken},
 	} {
 		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if _, err := net.DefaultResolver.LookupIPAddr(ctx, c.addr); err != nil {
+				t.Skip("no resolver knows this machine by its name: ", err)
+			}
 			all := local(t, 4, long)
 			port := freePort(t)
 			for r := range all {
