@@ -71,7 +71,7 @@ type mlflow struct {
 	training   string // the tag of its run
 	label      string // of a new run
 	quit       context.CancelFunc
-	ended      chan struct{}
+	end, ended chan struct{} // of the training, and of the goroutine
 
 	mu      sync.Mutex
 	waiting []point
@@ -108,7 +108,7 @@ func (m *mlflow) open(t *trainer, step int) error {
 		}
 	}
 	ctx, quit := context.WithCancel(context.Background())
-	m.quit, m.ended = quit, make(chan struct{})
+	m.quit, m.end, m.ended = quit, make(chan struct{}), make(chan struct{})
 	go m.deliver(ctx)
 	return nil
 }
@@ -133,12 +133,19 @@ func (m *mlflow) close(status string) {
 	if m.quit == nil { // its open has failed
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	close(m.end)
+	if status != "" { // a request that is given up may still make a run, after the next search
+		select {
+		case <-m.ended:
+		case <-ctx.Done():
+		}
+	}
 	m.quit()
 	if <-m.ended; status == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), endTime)
-	defer cancel()
 	end := func() error {
 		if err := m.send(ctx); err != nil {
 			return err
@@ -163,8 +170,10 @@ func (m *mlflow) deliver(ctx context.Context) {
 	defer close(m.ended)
 	for pause := between; ; {
 		err := m.send(ctx)
-		if ctx.Err() != nil {
+		select {
+		case <-m.end:
 			return
+		default:
 		}
 		if err == nil {
 			pause = between
@@ -173,7 +182,7 @@ func (m *mlflow) deliver(ctx context.Context) {
 			pause = min(2*pause, longest)
 		}
 		select {
-		case <-ctx.Done():
+		case <-m.end:
 			return
 		case <-time.After(pause):
 		}
