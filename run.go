@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -127,8 +128,10 @@ func (m *member) endRank(panicked any) error {
 	m.session.Tell() // the rank's error may not say which rank it follows from
 	session.Leave(m.world, m.err)
 	m.session.Close() // the error of the rank says more
-	if errors.As(m.err, new(*backend.Error)) || errors.As(m.err, new(*PanicError)) {
+	name := fmt.Sprintf("rank %d", m.world.Rank)
+	if errors.As(m.err, new(*backend.Error)) || errors.As(m.err, new(*PanicError)) ||
+		strings.Contains(m.err.Error(), name+" of ") {
 		return m.err // which names the rank
 	}
-	return fmt.Errorf("rank %d: %w", m.world.Rank, m.err)
+	return fmt.Errorf("%s: %w", name, m.err)
 }

@@ -82,8 +82,8 @@ func newSampler(rank, parts, n, batch int, seed uint64) (*Sampler, error) {
 			"parts: use %s",
 			backend.ErrArgument, batch, parts, divisible(batch, parts))
 	case n < batch:
-		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d",
-			backend.ErrArgument, n, batch)
+		return nil, fmt.Errorf("autograd: sampler: %w: %d samples are fewer than a batch of %d: "+
+			"take a smaller batch", backend.ErrArgument, n, batch)
 	}
 	local := batch / parts
 	return &Sampler{n: n, batch: batch, first: rank * local, local: local, seed: seed}, nil

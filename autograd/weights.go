@@ -365,6 +365,10 @@ func readWeights(path string, store []files.Opener) (map[string]stored, error) {
 		return nil, err
 	}
 	info, err := in.Stat(".")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: name a training's directory, one of its checkpoints, or a "+
+			"file of safetensors", err)
+	}
 	if err != nil || !info.IsDir() {
 		all, err2 := checkpoint.ReadTensors(in, ".")
 		return all, cmp.Or(err, err2)

@@ -368,7 +368,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		"no inputs": {with(func(d *fit.Data) { d.Inputs = nil }), fit.Epochs(1), "no Inputs"},
 		"no loss":   {with(func(d *fit.Data) { d.Loss = nil }), fit.Epochs(1), "Loss is nil"},
 		"an op":     {with(func(d *fit.Data) { d.Inputs[0] = m.loss }), fit.Epochs(1), "variable"},
-		"few":       {with(func(d *fit.Data) { d.Set = points(5) }), fit.Epochs(1), "make a batch"},
+		"few":       {with(func(d *fit.Data) { d.Set = points(5) }), fit.Epochs(1), "fewer than a"},
 		"weights":   {with(func(d *fit.Data) { d.Weights = other }), fit.Epochs(1), "shape [12]"},
 		"no epochs": {good, fit.Epochs(0), "an epoch"},
 		"no metric": {good, fit.Watch("bleu"), `"bleu"`},

@@ -1,6 +1,7 @@
 package fit
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -19,7 +20,11 @@ import (
 // Errors: those of autograd.ReadProgress.
 func ReadMapping(path string, store ...func(url string) (fs.FS, error)) (data.Mapping, error) {
 	var kept past
-	if err := autograd.ReadProgress(path, &kept, store...); err != nil {
+	err := autograd.ReadProgress(path, &kept, store...)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: give the directory that fit.Checkpoint had", err)
+	}
+	if err != nil {
 		return data.Mapping{}, fmt.Errorf("fit: %w", err)
 	}
 	return kept.mapping(), nil

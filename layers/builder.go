@@ -167,7 +167,8 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 		n := Node{place: [2]Placement{Copied, Replicated}}
 		switch {
 		case b.names[name]:
-			return n, fmt.Errorf("%w: there is another learnable of this name", backend.ErrArgument)
+			return n, fmt.Errorf("%w: there is another learnable of this name: give each its own",
+				backend.ErrArgument)
 		case axis >= len(shape) || axis < Undivided:
 			return n, fmt.Errorf("%w: shape %v has no axis %d", ops.ErrShape, shape, axis)
 		case axis != Undivided && shape[axis] < b.layout.TP:

@@ -47,6 +47,9 @@ type envError struct {
 
 // Error names the launcher and the variables.
 func (e *envError) Error() string {
+	if e.Launcher == launchers.None {
+		return fmt.Sprintf("rendezvous: %v", e.Err)
+	}
 	return fmt.Sprintf("rendezvous: environment of %s: %v", e.Launcher, e.Err)
 }
 

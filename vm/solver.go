@@ -224,9 +224,8 @@ func (m *Machine) updates() (of lower.Solver, err error) {
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
-			return of, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad "+
-				"before vm.New",
-				stock.Label(n))
+			return of, fmt.Errorf("vm: WithSolver: %s has no gradient: give it to gorgonia.Grad, "+
+				"before vm.New", stock.Label(n))
 		}
 		lookups := s.lookups(m.parallel, m.ranks, i)
 		if lookups != nil && lookups.Alone {

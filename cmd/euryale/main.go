@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,7 +135,8 @@ func run(ctx context.Context, args []string, s *streams, end func(int)) int {
 		}) {
 			about = " " + args[0]
 		}
-		fmt.Fprintf(s.err, "euryale: %s%s (see euryale%s --help)\n", plain(err), hint(args), about)
+		fmt.Fprintf(s.err, "euryale: %s (see euryale%s --help)\n", cmp.Or(hint(args), plain(err)),
+			about)
 		return exit.Usage
 	}
 	if err := emptyFlag(command.Flags()); err != nil {
@@ -181,7 +183,8 @@ func wholeNumber(c *kong.DecodeContext, to reflect.Value) error {
 // plain is what the parser says of a value, as a sentence.
 func plain(err error) string {
 	return strings.NewReplacer("expected value value", "expected a value",
-		` but got "EOL" (<EOL>)`, ", but nothing follows").Replace(err.Error())
+		` but got "EOL" (<EOL>)`, ", but nothing follows", `expected "<program> ..."`, noProgram).
+		Replace(err.Error())
 }
 
 // hint translates a flag of another launcher, "" if args has none.
@@ -190,7 +193,7 @@ func hint(args []string) string {
 		name, _, _ := strings.Cut(arg, "=")
 		switch strings.ReplaceAll(name, "_", "-") {
 		case "-np", "--np", "--nproc", "--nproc-per-node", "--ntasks":
-			return fmt.Sprintf("; instead of %s write -n and the number of ranks, such as -n 4",
+			return fmt.Sprintf("instead of %s write -n and the number of ranks, such as -n 4",
 				name)
 		}
 	}

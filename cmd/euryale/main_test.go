@@ -71,7 +71,7 @@ func TestCommandLines(t *testing.T) {
 		{"--help", 100, "run", ""},
 		{"run --help", 100, "--n=", ""},
 		{"fly", exit.Usage, "", "unexpected argument fly"},
-		{"run", exit.Usage, "", `expected "<program> ..."`},
+		{"run", exit.Usage, "", "run which program?"},
 		{"run -n", exit.Usage, "", "expected"},
 		{"run -H a:x /bin/true", exit.Usage, "", "write HOST:N"},
 		{"run --hostfile /nowhere /bin/true", exit.Usage, "", "open /nowhere"},

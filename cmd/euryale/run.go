@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,7 +163,7 @@ func (c *runCmd) machines(s *streams) (*launch.Machines, error) {
 	found, err := launchers.Machine(env.Lookup(os.Environ()))
 	switch {
 	case said:
-		found = &launchers.Found{Position: launchers.Position{By: "no launcher"}}
+		found = &launchers.Found{Position: launchers.Position{By: launchers.None}}
 	case onHosts && found.Rank > 0:
 		return nil, fmt.Errorf("%s has started this command several times, this one as number %d, "+
 			"and -H and --hostfile start all ranks from one: start it once", found.Launcher(),
@@ -261,17 +262,18 @@ func (c *runCmd) split(flags []*kong.Flag) (program string, args []string, err e
 	if len(words) > 0 && words[0] == "--" {
 		words = words[1:]
 	} else if len(words) > 0 && strings.HasPrefix(words[0], "-") {
-		err := fmt.Errorf("run has no flag %s: %sflags of the program come after it%s",
-			words[0], meantFlag(words[0], flags), hint(words[:1]))
-		return "", nil, usageError{err}
+		err := fmt.Sprintf("run has no flag %s: %sflags of the program come after it", words[0],
+			meantFlag(words[0], flags))
+		return "", nil, usageError{errors.New(cmp.Or(hint(words[:1]), err))}
 	}
 	if len(words) == 0 || words[0] == "" {
 		return "", nil,
-			usageError{errors.New("run which program? Give an executable or the directory of a " +
-				"Go package")}
+			usageError{errors.New(noProgram)}
 	}
 	return words[0], words[1:], nil
 }
+
+const noProgram = "run which program? Give an executable or the directory of a Go package"
 
 // meantFlag says which flag a wrong one may mean, or where they are.
 func meantFlag(wrong string, flags []*kong.Flag) string {

@@ -88,7 +88,7 @@ func TestCSVReadsColumnsAndClasses(t *testing.T) {
 	for content, says := range map[string]string{
 		"":                   "no header",
 		"a,b\n1,2\n":         "kind",
-		"kind\nx\n":          "no other",
+		"kind\nx\n":          "no column but the label",
 		"a;kind\n1;x\n":      `separated by ";"`,
 		"a\tkind\n1\tx\n":    `separated by "\t"`,
 		"5.1,3.5,x\n4,3,y\n": "the first line must have the names",

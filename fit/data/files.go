@@ -257,9 +257,11 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 		}
 	}
 	predicts := as != nil && label == ""
-	if target = slices.Index(header, label); !predicts && (target < 0 || len(header) == 1) {
-		return 0, wrong(t.path, "no column is named %q, or no other: there are %q%s", label, header,
+	if target = slices.Index(header, label); !predicts && target < 0 {
+		return 0, wrong(t.path, "no column is named %q: there are %q%s", label, header,
 			hint(header))
+	} else if !predicts && len(header) == 1 {
+		return 0, wrong(t.path, "there is no column but the label's, %q", label)
 	}
 	if as == nil {
 		return target, nil

@@ -82,8 +82,7 @@ func disagreement(texts [][]byte, mine int, wrong error) error {
 	for r := range lines {
 		for i := range max(len(lines[0]), len(lines[r])) {
 			if a, b := lineOf(lines[0], i), lineOf(lines[r], i); a != b {
-				return fmt.Errorf("%w: %s on rank 0, but %s on rank %d: every rank must pass the "+
-					"same parameters in the same order, and the same options",
+				return fmt.Errorf("%w: %s on rank 0, but %s on rank %d: give all ranks the same",
 					backend.ErrMismatch, a, b, r)
 			}
 		}

@@ -62,12 +62,14 @@ func (e *Failed) Error() string {
 	if e.Seen != "" {
 		b.WriteString("\nas seen by " + e.Seen)
 	}
-	if len(e.Others) > 0 {
-		text := make([]string, len(e.Others))
+	if n := len(e.Others); n == 1 {
+		fmt.Fprintf(&b, "\nthen rank %d failed or was stopped", e.Others[0])
+	} else if n > 1 {
+		text := make([]string, n)
 		for i, r := range e.Others {
 			text[i] = strconv.Itoa(r)
 		}
-		fmt.Fprintf(&b, "\nthen failed or were stopped: %s", strings.Join(text, ", "))
+		fmt.Fprintf(&b, "\nthen ranks %s failed or were stopped", strings.Join(text, ", "))
 	}
 	for _, text := range e.Hang {
 		b.WriteString("\n" + text)

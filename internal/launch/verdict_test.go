@@ -189,14 +189,14 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 		{Failed{Rank: 1, Status: exits(3)}, "rank 1 failed: exit status 3"},
 		{Failed{Rank: 1, Status: exits(143), Others: []int{0}},
 			"rank 1 failed first: exit status 143, as of a program that a signal ended or told " +
-				"to end (terminated)\nthen failed or were stopped: 0"},
+				"to end (terminated)\nthen rank 0 failed or was stopped"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGKILL), Others: []int{0}},
-			"rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
+			"rank 1 failed first: signal: killed\nthen rank 0 failed or was stopped"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80},
 			"rank 1 failed: signal: segmentation fault (core dumped)"},
 		{Failed{Rank: 1, cause: causeLeft, Seen: "rank 2: because of rank 1", Others: []int{0, 2}},
 			"rank 1 failed first: it ended with exit status 0 while other ranks still needed " +
-				"it\nas seen by rank 2: because of rank 1\nthen failed or were stopped: 0, 2"},
+				"it\nas seen by rank 2: because of rank 1\nthen ranks 0, 2 failed or were stopped"},
 		{Failed{Rank: 0, cause: causeStopped}, "rank 0 failed: it was stopped by a " +
 			"signal such as SIGSTOP, so the launcher ended it"},
 		{Failed{Rank: 0, cause: causeAbsent, Lines: []string{"a", "b"}}, "rank 0 failed: it took " +
@@ -204,7 +204,7 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 		{*verdict([]ending{after(0, 0, exits(1), "because of rank 3: aborted: rank 3 is down: EOF"),
 			after(1, 1, exits(1))}), "rank 0 failed because of rank 3, on another machine: exit " +
 			"status 1; its last lines:\n    because of rank 3: aborted: rank 3 is down: " +
-			"EOF\nthen failed or were stopped: 1"},
+			"EOF\nthen rank 1 failed or was stopped"},
 	} {
 		require.Equal(t, "Error", c.failed.Error(), c.want)
 	}

@@ -104,9 +104,12 @@ func (f *Found) refuse(why error) error {
 		f.Launcher(), why, or)
 }
 
+// None is the name where no launcher has started a program.
+const None = "no launcher"
+
 // none is the place of a program that no launcher has started.
 func none() *Found {
-	return &Found{Of: Contract{Name: "no launcher"}, Position: Position{Size: 1, LocalSize: 1,
+	return &Found{Of: Contract{Name: None}, Position: Position{Size: 1, LocalSize: 1,
 		PerMachine: Unknown, Job: "alone"}}
 }
 

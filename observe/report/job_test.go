@@ -149,7 +149,7 @@ func wholeJob(t *testing.T, steps int) (dir string, epochs []epoch) {
 	put(t, filepath.Join(dir, "attempt_0", "launcher_0.log"),
 		"2026-11-26T20:00:00.000Z started 8 ranks\n"+
 			"2026-11-26T20:05:00.000Z rank 3 failed first: signal: killed; its last lines:\n"+
-			"    <script>alert(1)</script>\nthen failed or were stopped: 0, 1\n")
+			"    <script>alert(1)</script>\nthen ranks 0, 1 failed or were stopped\n")
 	put(t, filepath.Join(dir, "attempt_1", "launcher_0.log"),
 		"2026-11-26T20:05:01.500Z started 8 ranks\n2026-11-26T20:10:00.000Z all ranks have ended\n")
 	put(t, filepath.Join(dir, "attempt_1", "rank_0.log"),

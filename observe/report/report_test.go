@@ -405,7 +405,7 @@ func TestFailuresAndRecoveriesAreTold(t *testing.T) {
 		{Number: 0, Notes: []note{
 			{"2026-11-26T20:00:00.000Z", "started 8 ranks"},
 			{"2026-11-26T20:05:00.000Z", "rank 3 failed first: signal: killed; its last lines:\n" +
-				"    <script>alert(1)</script>\nthen failed or were stopped: 0, 1"},
+				"    <script>alert(1)</script>\nthen ranks 0, 1 failed or were stopped"},
 			{"rank 1", "allreduce(sum) of 3 f32 (call 7): rank 3 is down: signal: killed"}}},
 		{Number: 1, Notes: []note{
 			{"2026-11-26T20:05:01.500Z", "started 8 ranks"},

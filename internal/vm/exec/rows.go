@@ -53,7 +53,7 @@ func (e *Executor) check(s *step, indices plan.Ref, count, row int) {
 			err = inRange(backend.View[int64](on), count, row)
 		}
 		if err != nil {
-			return fmt.Errorf("vm: %v of %s: %w", s.Op, s.Name, err)
+			return fmt.Errorf("vm: %s: %v of %s: %w", b.Name, s.Op, s.Name, err)
 		}
 		return nil
 	})
