@@ -490,7 +490,8 @@ func port(t *testing.T, inUse bool) string {
 }
 
 // differs are parts of messages that are others each time.
-var differs = regexp.MustCompile(`\b(?:local|torchrun)-[\w.-]+|euryale-\d+|\(\S+, process [^)]*\)`)
+var differs = regexp.MustCompile(`\b(?:local|torchrun)-[\w.-]+|euryale-\d+|` +
+	`\(\S+, process [^)]*\)|connect: connection refused|i/o timeout`) // the last two by chance
 
 // longest is how many bytes a message may have: a few lines of a terminal.
 const longest = 450
