@@ -226,8 +226,8 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 	var f *Failed
 	require.That(t, errors.As(err, &f) && f.Rank == 2 && f.ExitCode() == 7 &&
 		slices.Equal(f.Lines, []string{"this is why"}) && len(f.Others) == 3, "%#v", err)
-	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen ranks 0, 1, 3 " +
-		"failed or were stopped"
+	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen " +
+		"ranks 0, 1, 3 failed or were stopped"
 	require.Equal(t, err, err.Error(), want)
 	took := time.Since(started)
 	require.Check(t, took <= long, "took %v", took)
