@@ -39,7 +39,7 @@ func (t *trainer) check(of vm.Summary) error {
 		errs = append(errs, refused("fit.RestoreBest: fit.Checkpoint keeps the best epoch: give "+
 			"it a directory"))
 	}
-	errs = append(errs, t.checkPlateau())
+	errs = append(errs, t.checkPlateau(), t.checkHistograms(of))
 	v := t.validation
 	if v != nil {
 		err := v.ready(t.comm, t.parts().all)

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"time"
 
+	"gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
@@ -37,7 +39,8 @@ type trainer struct {
 	says                             []io.Writer // of Progress
 	logs                             []log
 	trackers                         []tracker
-	shown                            int // trackers that options ask for, on all ranks
+	shown                            int            // trackers that options ask for, on all ranks
+	counted                          gorgonia.Nodes // in histograms of TensorBoard
 	plateau                          plateau
 	restored                         bool     // RestoreBest
 	missing                          error    // what is wrong with options
@@ -499,6 +502,8 @@ func (t *trainer) endEpoch(stop bool) error {
 	if err := t.dp.CheckFinite(nil); err != nil {
 		return fmt.Errorf("epoch %d: %w", e.Epoch, err)
 	}
+	histograms, err := t.histograms()
+	t.hooked = errors.Join(t.hooked, err)
 	if t.validation != nil {
 		if err := t.validate(&e); err != nil {
 			return err
@@ -513,7 +518,9 @@ func (t *trainer) endEpoch(stop bool) error {
 		t.hooked = errors.Join(t.hooked, t.onEpoch[i](told))
 	}
 	if t.reported < e.Epoch {
-		t.hooked = errors.Join(t.hooked, t.track(e.point()))
+		shown := e.point()
+		shown.histograms = histograms
+		t.hooked = errors.Join(t.hooked, t.track(shown))
 	}
 	t.reported = e.Epoch
 	t.hooked = errors.Join(t.hooked, t.writeLogs())

@@ -245,6 +245,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Evaluate": {F: fit.Evaluate,
 			Args: []any{autograd.Solo(), eval, two, fit.Perplexity()}},
 		"Predict": {F: fit.Predict, Args: []any{autograd.Solo(), eval, two, m.guess}},
+		"TensorBoard": {F: func(dir string, histograms ...*G.Node) error {
+			return with(fit.TensorBoard(dir, histograms...))
+		}, Args: []any{t.TempDir(), m.w}},
 		"Checkpoint": {F: func(dir string, every int, options ...autograd.SaveOption) error {
 			return with(fit.Checkpoint(dir, every, options...))
 		}, Args: []any{"", 0, autograd.KeepLast(1)}},

@@ -2,6 +2,7 @@ package fit
 
 import (
 	"encoding/hex"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -26,8 +27,19 @@ func TestEventFilesAreAsTensorBoardWritesThem(t *testing.T) {
 	require.NoError(t, f.begin(time.UnixMicro(1_500_000), 3))
 	for _, step := range []int{3, 300} {
 		require.NoError(t, f.tell(point{step, time.Unix(3, 0), "epoch",
-			map[string]float64{"seconds": -2, "loss": 0.5}}))
+			map[string]float64{"seconds": -2, "loss": 0.5}, nil}))
 	}
 	f.close("")
 	require.Equal(t, "the file", hex.EncodeToString(require.Got(os.ReadFile(path))(t)), want)
+}
+
+// TestHistogramsCountFiniteElements by their places between the least and the most.
+func TestHistogramsCountFiniteElements(t *testing.T) {
+	h := histogramOf("x", []float64{1, 0, 1, 3, math.NaN(), math.Inf(-1)})
+	want := histogram{name: "x", least: 0, most: 3, sum: 5, squares: 11}
+	want.bins[0], want.bins[10], want.bins[29] = 1, 2, 1
+	require.Equal(t, "0 to 3", h, want)
+	want = histogram{name: "x", least: 2, most: 2, sum: 4, squares: 8}
+	want.bins[0] = 2
+	require.Equal(t, "one number", histogramOf("x", []float64{2, 2}), want)
 }

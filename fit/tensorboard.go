@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	"gorgonia.org/gorgonia"
 )
 
 // TensorBoard writes event files to a directory, on rank 0, for "tensorboard --logdir dir", also
@@ -23,14 +24,20 @@ import (
 // are done again. A training that begins anew replaces the curves that dir has in the same way, so
 // give each its own. An empty dir writes nothing.
 //
-// Cost: a write of some 100 bytes a step.
-func TensorBoard(dir string) Option {
-	return func(t *trainer) {
+// After each epoch it also writes histograms of the nodes given: variables, and what the machine
+// keeps (vm.Keep) of its last run on rank 0, such as gradients of its samples, which gorgonia.Grad
+// returns.
+//
+// Cost: a write of some 100 bytes a step; an epoch, a copy of these variables from the device,
+// and rank 0 makes one of each node as float64.
+func TensorBoard(dir string, histograms ...*gorgonia.Node) Option {
+	return given("TensorBoard", "histograms", histograms, func(t *trainer) {
 		t.once("TensorBoard")
 		if dir != "" {
 			t.trackers = append(t.trackers, &eventFile{dir: dir})
+			t.counted = histograms
 		}
-	}
+	})
 }
 
 // eventFile is a file of TensorBoard's events: messages of tensorflow/core/util/event.proto in
@@ -45,6 +52,7 @@ const (
 	eventTime, eventStep, eventVersion  protowire.Number = 1, 2, 3
 	eventSummary, eventSession          protowire.Number = 5, 7
 	summaryValue, valueTag, valueSimple protowire.Number = 1, 1, 2
+	valueHistogram                      protowire.Number = 5
 	sessionStatus, sessionStarted                        = protowire.Number(1), 1
 )
 
@@ -95,17 +103,29 @@ func (f *eventFile) begin(at time.Time, step int) error {
 func (f *eventFile) tell(p point) error {
 	var summary []byte
 	for name, x := range p.all {
-		value := protowire.AppendTag(nil, valueTag, protowire.BytesType)
-		value = protowire.AppendString(value, name)
-		value = protowire.AppendTag(value, valueSimple, protowire.Fixed32Type)
-		value = protowire.AppendFixed32(value, math.Float32bits(float32(x)))
-		summary = protowire.AppendTag(summary, summaryValue, protowire.BytesType)
-		summary = protowire.AppendBytes(summary, value)
+		value := protowire.AppendTag(nil, valueSimple, protowire.Fixed32Type)
+		summary = appendValue(summary, name, protowire.AppendFixed32(value,
+			math.Float32bits(float32(x))))
+	}
+	for _, h := range p.histograms {
+		if h.least > h.most { // no element is finite
+			continue
+		}
+		value := protowire.AppendTag(nil, valueHistogram, protowire.BytesType)
+		summary = appendValue(summary, h.name, protowire.AppendBytes(value, h.encoded()))
 	}
 	if err := f.write(p.at, p.step, eventSummary, summary); err != nil {
 		return fmt.Errorf("fit.TensorBoard: %w", err)
 	}
 	return nil
+}
+
+// appendValue appends a value of a name, whose other fields it is given.
+func appendValue(summary []byte, name string, fields []byte) []byte {
+	value := protowire.AppendTag(nil, valueTag, protowire.BytesType)
+	value = append(protowire.AppendString(value, name), fields...)
+	return protowire.AppendBytes(protowire.AppendTag(summary, summaryValue, protowire.BytesType),
+		value)
 }
 
 // write appends an event with one field of content. Readers see it at once.

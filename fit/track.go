@@ -27,6 +27,8 @@ type point struct {
 	at      time.Time
 	of      string // step or epoch
 	numbers map[string]float64
+
+	histograms []histogram // on rank 0, as it is then
 }
 
 // all yields the finite numbers of a point, named step/loss or epoch/loss, in their order.
@@ -99,7 +101,7 @@ func (t *trainer) trackStep(loss float64) error {
 	if norm := t.machine.Norm(); norm > 0 {
 		numbers["gradient_norm"] = norm
 	}
-	return t.track(point{t.past.Steps, time.Now(), "step", numbers})
+	return t.track(point{t.past.Steps, time.Now(), "step", numbers, nil})
 }
 
 // point is what the training knows after an epoch.
@@ -108,7 +110,7 @@ func (e Epoch) point() point {
 	for name, x := range e.Metrics {
 		numbers[column(name)] = x
 	}
-	return point{e.Steps, time.Now(), "epoch", numbers}
+	return point{e.Steps, time.Now(), "epoch", numbers, nil}
 }
 
 // closeTrackers ends what trackers show, with the error of the training.

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	G "gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
@@ -88,6 +90,71 @@ func TestWhatTensorBoardShows(t *testing.T) {
 			"%d ranks: the rates are %v", P, got["step/rate"])
 		compareWithTensorBoard(t, dir, got)
 	}
+}
+
+// TestTensorBoardHasHistogramsOfWeightsAndGradients after each epoch, of the values of then.
+func TestTensorBoardHasHistogramsOfWeightsAndGradients(t *testing.T) {
+	for P := 1; P <= 2; P++ {
+		dir, want := t.TempDir(), map[string][][]float64{}
+		run := func(comm backend.Communicator, build sync.Locker,
+			more func(m *linear) G.Nodes) error {
+			build.Lock()
+			m := newLinear(4/P, true, 1)
+			build.Unlock()
+			gradient := m.w.Deriv()
+			training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
+				vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w), vm.Keep(gradient))
+			if err != nil {
+				return err
+			}
+			_, err = fit.Run(t.Context(), training, m.data(points(8)), fit.Epochs(3),
+				fit.TensorBoard(dir, more(m)...), fit.OnEpoch(func(fit.Epoch) error {
+					if comm.Rank() > 0 {
+						return nil
+					}
+					for name, n := range map[string]*G.Node{"weights/w": m.w,
+						"gradients/w": gradient} {
+						x := n.Value().Data().([]float64)
+						want[name] = append(want[name], []float64{min(x[0], x[1]), max(x[0], x[1]),
+							2, x[0] + x[1], x[0]*x[0] + x[1]*x[1]})
+					}
+					return nil
+				}))
+			return errors.Join(err, training.Close())
+		}
+		require.NoError(t, euryale.Run(t.Context(), P, func(comm backend.Communicator,
+			build sync.Locker) error {
+			return run(comm, build, func(m *linear) G.Nodes { return G.Nodes{m.w, m.w.Deriv()} })
+		}))
+		got := tensorboard.Histograms(t, dir)
+		require.Equal(t, "histograms", len(got), len(want))
+		for name, all := range want {
+			require.Equal(t, name+": epochs", len(got[name]), len(all))
+			for i, of := range all {
+				h := got[name][i]
+				require.Slices(t, name, h[:5], of)
+				counts := make([]float64, 30) // the one number is the least, the other the most
+				counts[0]++
+				counts[29]++
+				if of[0] == of[1] {
+					counts[0], counts[29] = 2, 0
+				}
+				require.Check(t, len(h) == 65 && slices.IsSorted(h[5:35]) && h[34] == of[1],
+					"%s: limits %v", name, h[5:])
+				require.Slices(t, name+": counts", h[35:], counts)
+			}
+		}
+		err := euryale.Run(t.Context(), P, func(comm backend.Communicator,
+			build sync.Locker) error {
+			return run(comm, build, func(m *linear) G.Nodes { return G.Nodes{m.guess} })
+		})
+		require.Fails(t, "a node that the machine does not keep", err,
+			"the machine does not keep "+newLinear(4/P, true, 1).guess.Name())
+	}
+	m, other := newLinear(4, true, 1), newLinear(4, true, 1)
+	_, err := fit.Run(t.Context(), machine(t, m.x.Graph(), sgd(m.w)), m.data(points(8)),
+		fit.TensorBoard(t.TempDir(), other.w))
+	require.Fails(t, "another graph", err, "w is of another graph")
 }
 
 // compareWithTensorBoard compares with what TensorBoard itself reads, if it is there.

@@ -89,6 +89,44 @@ func records(t testing.TB, path string) (all [][]byte) {
 	return all
 }
 
+// simple is the field of a value that is one number; histo that of a histogram.
+const simple, histo = 2, 5
+
+// Histograms returns the histograms of a directory by name, one after the other: least, most,
+// number, sum and sum of squares, then the limits of bins, and their counts.
+func Histograms(t testing.TB, dir string) map[string][][]float64 {
+	t.Helper()
+	all := map[string][][]float64{}
+	for _, path := range require.Value(filepath.Glob(filepath.Join(dir, "*tfevents*")))(t) {
+		for _, event := range records(t, path) {
+			for _, f := range message(event) {
+				if f.number != 5 {
+					continue
+				}
+				for _, of := range message(f.bytes) {
+					if v := message(of.bytes); v[1].number == histo {
+						name := string(v[0].bytes)
+						all[name] = append(all[name], histogram(v[1].bytes))
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+func histogram(from []byte) (all []float64) {
+	for _, f := range message(from) {
+		if f.bytes == nil {
+			all = append(all, math.Float64frombits(f.value))
+		}
+		for at := 0; at < len(f.bytes); at += 8 {
+			all = append(all, math.Float64frombits(binary.LittleEndian.Uint64(f.bytes[at:])))
+		}
+	}
+	return all
+}
+
 // Shown returns what TensorBoard shows of a directory: a session that starts with a step purges it
 // and later ones.
 func Shown(t testing.TB, dir string) Curves {
@@ -104,8 +142,10 @@ func Shown(t testing.TB, dir string) Curves {
 				case 5:
 					for _, of := range message(f.bytes) {
 						v := message(of.bytes)
-						require.NoError(t, c.Add(string(v[0].bytes), step,
-							math.Float32frombits(uint32(v[1].value))))
+						if v[1].number == simple {
+							require.NoError(t, c.Add(string(v[0].bytes), step,
+								math.Float32frombits(uint32(v[1].value))))
+						}
 					}
 				case 7:
 					for _, steps := range c {
