@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -514,4 +516,47 @@ func TestReadersNeverFailDuringASaveOnHost(t *testing.T) {
 	})
 	wait.Wait()
 	t.Logf("%d loads during 200 saves", loads)
+}
+
+// TestThePageShowsWhatSaveWrites: docs/checkpoints.md has each file of a directory, and no others.
+func TestThePageShowsWhatSaveWrites(t *testing.T) {
+	zeros := func(name string) string {
+		return regexp.MustCompile(`\d`).ReplaceAllString(name, "0")
+	}
+	page := string(require.Value(os.ReadFile("../docs/checkpoints.md"))(t))
+	_, block, _ := strings.Cut(page, "\nrun1/ ")
+	block, _, _ = strings.Cut(block, "\n```")
+	shown, parent := map[string]bool{}, ""
+	lines := regexp.MustCompile(`(?m)^( {2,4})(\S+)`)
+	for _, line := range lines.FindAllStringSubmatch(block, -1) {
+		name := zeros(line[2])
+		if len(line[1]) == 2 {
+			parent = name
+		} else {
+			name = parent + name
+		}
+		shown[name] = true
+	}
+	saving := zeros(".euryale-saving-2f61...") // which is there during a Save
+	require.Check(t, shown[saving], "the page has no draft, but %v", shown)
+	delete(shown, saving)
+
+	dir := t.TempDir()
+	written := map[string]bool{}
+	teach(t, 2, heavyBall, func(l *lesson) error {
+		if err := l.saved(dir, 2); err != nil || l.comm.Rank() > 0 {
+			return err
+		}
+		return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			name, err2 := filepath.Rel(dir, path)
+			if d != nil && d.IsDir() {
+				name += "/"
+			}
+			written[zeros(filepath.ToSlash(name))] = true
+			return errors.Join(err, err2)
+		})
+	}, WithPartial())
+	delete(written, "./")
+	require.Check(t, maps.Equal(written, shown), "Save writes %v, and the page shows %v", written,
+		shown)
 }
