@@ -238,6 +238,14 @@ func (x *Buckets) Rows(q backend.Queue, dst, src backend.Buffer) (w backend.Work
 	return w, nil
 }
 
+// Layer says that a queue which is being recorded goes on with a layer of the model, "" for the end
+// of them. So whoever watches the communicator knows the time of each.
+func (x *Buckets) Layer(q backend.Queue, name string) {
+	if c, ok := backend.As[interface{ Layer(backend.Queue, string) }](x.d.comm); ok {
+		c.Layer(q, name)
+	}
+}
+
 // Finish waits for what Start has started, and returns its error, which names the bucket.
 func (x *Buckets) Finish(bucket int, w backend.Work) error {
 	b := x.d.buckets[bucket]

@@ -38,6 +38,9 @@ type recordHooks interface {
 	// once the call is recorded, and with each queue that is to be ordered behind the call. A nil
 	// mark is not.
 	Record(c *Call) (mark func(on Queue))
+	// Layer is called where a queue that is being recorded goes on with a layer of a model which
+	// trains on a communicator, "" for its end.
+	Layer(of Communicator, q Queue, name string)
 }
 
 // Chooser is a Communicator that has several algorithms.
@@ -163,6 +166,13 @@ func (c *hooked) record(q Queue, what *Collective, count int, dst, src Buffer) (
 		return nil, err
 	}
 	return markedWork{RecordedWork(end), mark}, nil
+}
+
+// Layer is what a machine finds by [As], to tell hooks of layers.
+func (c *hooked) Layer(q Queue, name string) {
+	if c.records != nil && Recorded(q) {
+		c.records.Layer(c.call.Comm, q, name)
+	}
 }
 
 // markedWork is a call that is recorded, and marked.

@@ -24,6 +24,8 @@ const farthest = 4 * time.Second
 // timedPart is a part of a call, on a queue of a device that has a clock.
 type timedPart struct {
 	name       string
+	layer      bool          // it is no part of a call, but of a step that is recorded in a graph
+	busy       time.Duration // of a layer: without its waits for calls
 	queue      backend.TimedQueue
 	start, end backend.TimedEvent // nil without a clock, and after the times are known
 }

@@ -17,6 +17,8 @@ type Event struct {
 	Queue  int            // 0 is the device's default queue; others count from 1 as they appear
 	Header backend.Header // what was called
 	Part   string         // of the call, see [backend.Call]; empty for the whole one
+	Layer  string         // a layer of a recorded step, which is no call
+	Busy   time.Duration  // of a layer: without its waits for calls
 	Bytes  int64          // of the larger buffer
 	// Algorithm is how the call ran, if the communicator says so; empty for parts.
 	Algorithm string
@@ -42,9 +44,12 @@ func (r *record) event(epoch time.Time) Event {
 		Comm: r.comm.Name(), Rank: r.comm.Rank(), Queue: r.queue,
 		Header: r.header, Bytes: int64(r.bytes), Start: epoch.Add(r.from), Err: r.err,
 	}
-	if r.part != nil {
+	switch {
+	case r.part != nil && r.part.layer:
+		e.Layer, e.Busy = r.part.name, r.part.busy
+	case r.part != nil:
 		e.Part = r.part.name
-	} else {
+	default:
 		by, _ := backend.As[backend.Chooser](r.comm)
 		e.Algorithm = r.chosen(by)
 	}
@@ -94,6 +99,10 @@ func (e *Event) chrome(rank int) *chrome.Event {
 	}
 	if e.Part != "" {
 		out.Name, out.Category = e.Part, chrome.Part
+	}
+	if e.Layer != "" {
+		out.Name, out.Category = e.Layer, chrome.Layer
+		out.Args.What, out.Args.Busy = "layer "+e.Layer, chrome.Nanos(e.Busy)
 	}
 	if !e.End.IsZero() {
 		out.Phase, out.Took = "X", chrome.Nanos(e.End.Sub(e.Start))

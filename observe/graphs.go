@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 )
 
 // replays are the calls in a graph, and when the device last ran them. The graph notes the times:
@@ -16,6 +17,9 @@ type replays struct {
 	of                  *inGraph
 	number              int // of the graphs of the rank, from 1
 	calls               []*inReplay
+	layers              []layerMark
+	layerOf             backend.Communicator
+	layerOn             int // the queue
 	comms               map[backend.Communicator]*inGraph
 
 	count      uint64             // replays
@@ -31,6 +35,7 @@ type inReplay struct {
 	start, end  backend.TimedEvent
 	waited      backend.TimedEvent // when another queue came to wait for the call, nil for none
 	waitedByOwn bool               // its own queue waits for it
+	bucket      *stepPart          // nil for none
 }
 
 // inGraph is a communicator with another name, for calls in a graph.
@@ -45,30 +50,42 @@ func (c *inGraph) Name() string { return c.name }
 // Record is told of calls that are recorded in graphs: see [backend.WithHooks]. It does nothing
 // before TimeParts.
 func (r *Recorder) Record(c *backend.Call) (mark func(on backend.Queue)) {
-	graph, ok := c.Queue.(backend.GraphQueue)
-	timed, isTimed := c.Queue.(backend.TimedQueue)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !ok || !isTimed || r.clock == nil {
-		return nil
-	}
-	start := r.clock.record(timed)
+	p, start := r.stamp(c.Comm, c.Queue)
 	if start == nil {
 		return nil
 	}
-	if r.self == nil {
-		r.self = &inGraph{backend.Wrap(c.Comm), c.Comm.Name()}
-	}
-	p := graph.Recording().Participant(r.self, r.newReplays).(*replays)
 	call := &inReplay{on: c.Queue, start: start}
 	call.comm, call.queue, call.bytes = p.named(c.Comm), r.number(c.Queue), c.Bytes
 	call.header = c.Header
 	if o := c.Header.Origin; o != nil {
 		own := *o // which the caller may use again
 		call.header.Origin = &own
+		if o.Purpose == backend.ForSync {
+			call.bucket = r.partOf("", int(o.Ordinal))
+		}
 	}
 	p.calls = append(p.calls, call)
 	return func(on backend.Queue) { r.mark(call, on) }
+}
+
+// stamp records the point that a queue has reached in a graph; nil if it cannot be timed. mu is
+// held.
+func (r *Recorder) stamp(of backend.Communicator, q backend.Queue) (*replays, backend.TimedEvent) {
+	graph, ok := q.(backend.GraphQueue)
+	timed, isTimed := q.(backend.TimedQueue)
+	if !ok || !isTimed || r.clock == nil {
+		return nil, nil
+	}
+	at := r.clock.record(timed)
+	if at == nil {
+		return nil, nil
+	}
+	if r.self == nil {
+		r.self = &inGraph{backend.Wrap(of), of.Name()}
+	}
+	return graph.Recording().Participant(r.self, r.newReplays).(*replays), at
 }
 
 // newReplays returns what a recorder keeps of a new graph. mu is held.
@@ -136,6 +153,9 @@ func (p *replays) events() []*backend.TimedEvent {
 	all := []*backend.TimedEvent{&p.begin, &p.end}
 	for _, c := range p.calls {
 		all = append(all, &c.start, &c.end, &c.waited)
+	}
+	for i := range p.layers {
+		all = append(all, &p.layers[i].at)
 	}
 	return all
 }
@@ -209,6 +229,7 @@ func (r *Recorder) read(p *replays) {
 	}
 	from := r.clock.between(since, took, p.launched, time.Since(r.ticks.epoch))
 	exposed, tick := time.Duration(0), r.ticks.scale()
+	var waits [][2]time.Duration // since the begin
 	for i, c := range p.calls {
 		at, blocked, ok := c.times(p.begin)
 		if !ok {
@@ -219,11 +240,16 @@ func (r *Recorder) read(p *replays) {
 		this.header.Seq = (p.count-1)*uint64(len(p.calls)) + uint64(i) + 1
 		this.from, this.to = from+at[0], max(from+at[1], 1)
 		this.end = 1 // it has one
+		if c.bucket != nil {
+			c.bucket.spent += at[1] - at[0]
+		}
+		waits = append(waits, [2]time.Duration{at[1] - blocked, at[1]})
 		if exposed += blocked; r.totals.kinds != nil {
 			r.totals.add(this, tick.stamps(blocked))
 		}
 		r.advance()
 	}
+	r.readLayers(p, from, waits)
 	r.computed += max(took-exposed, 0)
 	if since > farthest {
 		r.clock.at, r.clock.origin, p.begin = from, p.begin, r.clock.origin
@@ -270,11 +296,22 @@ func (c *clock) between(since, took, after, before time.Duration) time.Duration 
 }
 
 // takeComputed returns for how long the device has run replays since the call before, less the time
-// in which it was blocked in their collectives.
-func (r *Recorder) takeComputed() time.Duration {
+// in which it was blocked in their collectives, and what takes longer than it did.
+func (r *Recorder) takeComputed() (d time.Duration, s straggler.Slower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d := r.computed
-	r.computed = 0
-	return d
+	if d, r.computed = r.computed, 0; d == 0 {
+		return d, s
+	}
+	s.GPU = r.usual.Add(d)
+	for _, p := range r.parts {
+		more := p.usual.Add(p.spent)
+		switch p.spent = 0; {
+		case p.bucket > 0 && more > s.OfIt:
+			s.Bucket, s.OfIt = p.bucket, more
+		case p.bucket == 0 && more > s.InIt:
+			s.Layer, s.InIt = numberOf(p.name), more
+		}
+	}
+	return d, s
 }

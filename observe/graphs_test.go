@@ -1,13 +1,16 @@
 package observe
 
 import (
+	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 )
 
 // graphQueue is a queue of a device with a clock that the test sets, and which can be recorded.
@@ -171,7 +174,8 @@ func TestCallsInGraphsHaveTheTimesOfTheirReplays(t *testing.T) {
 			time.Microsecond).Abs() <= time.Microsecond, "bucket %d: %+v of %v", bucket, total,
 			r.Totals())
 	}
-	require.Equal(t, "the time of computing", r.takeComputed().Round(time.Microsecond),
+	computed, _ := r.takeComputed()
+	require.Equal(t, "the time of computing", computed.Round(time.Microsecond),
 		90*time.Microsecond)
 	require.NoError(t, g.Close())
 	require.Equal(t, "graphs that are left", len(r.graphs), 0)
@@ -179,14 +183,94 @@ func TestCallsInGraphsHaveTheTimesOfTheirReplays(t *testing.T) {
 	require.Check(t, err == nil && main.live == 0, "%d timed events are left: %v", main.live, err)
 }
 
+// layered is step in two layers, of which the second one computes for more us in addition.
+func layered(main, side *graphQueue, c backend.Communicator, more *int) func() error {
+	return func() error {
+		layer := c.(interface{ Layer(backend.Queue, string) }).Layer
+		layer(main, "h.0")
+		if err := step(main, side, c)(); err != nil {
+			return err
+		}
+		layer(main, "h.1")
+		main.do(func() { main.now += time.Duration(7+*more) * time.Microsecond })
+		layer(main, "")
+		main.compute(3)
+		return nil
+	}
+}
+
+// Layers have the times of their replays, without those in which they wait for calls. Only traces
+// have them as events, and what is slower for three steps is known without.
+func TestLayersInGraphsHaveTheTimesOfTheirReplays(t *testing.T) {
+	for _, kept := range []int{0, 100} {
+		main, side, r, c := graphs(t)
+		if kept > 0 {
+			r.KeepLayers(kept)
+		}
+		more, got := 0, []string(nil)
+		g, err := main.Capture(layered(main, side, c, &more))
+		require.NoError(t, err)
+		for i := range 6 {
+			if i == 3 {
+				more = 100
+			}
+			_, err := g.Launch(nil)
+			require.NoError(t, err)
+			time.Sleep(time.Millisecond) // a replay ends in the past of the host
+			r.readReplays()
+			if i == 0 { // the origin of times is the begin of the replay
+				for _, p := range r.parts {
+					got = append(got, fmt.Sprintf("%s%d: %v", p.name, p.bucket,
+						p.spent.Round(time.Microsecond)))
+				}
+				require.Slices(t, "the parts", got, []string{"h.00: 30µs", "1: 30µs", "h.10: 7µs"})
+			}
+			_, slower := r.takeComputed()
+			want := straggler.Slower{}
+			if i == 5 {
+				want = straggler.Slower{GPU: 100 * time.Microsecond, Layer: numberOf("h.1"),
+					InIt: 100 * time.Microsecond}
+			}
+			slower.GPU = slower.GPU.Round(time.Microsecond)
+			slower.InIt = slower.InIt.Round(time.Microsecond)
+			require.Equal(t, fmt.Sprintf("what is slower after step %d", i), slower, want)
+		}
+		require.Equal(t, "its name", r.layerName(numberOf("h.1")), "h.1")
+		var layers []Event
+		for _, e := range r.Events() {
+			if e.Layer != "" {
+				layers = append(layers, e)
+			}
+		}
+		require.Equal(t, "layers", len(layers), min(kept, 12))
+		var last bytes.Buffer
+		require.NoError(t, r.WriteLast(&last, 100))
+		require.Check(t, !strings.Contains(last.String(), "h.1") && strings.Contains(last.String(),
+			"the last 12 of"), "the last calls are %s", last.String())
+		var trace bytes.Buffer
+		require.NoError(t, r.WriteChrome(&trace))
+		require.Equal(t, "layers in the trace", strings.Count(trace.String(), `"name":"h.1"`),
+			min(kept, 6))
+		for i, e := range layers {
+			require.Check(t, e.Layer == []string{"h.0", "h.1"}[i%2] && e.End.Sub(e.Start) > 0 &&
+				(i%2 == 0 || e.Start.Sub(layers[i-1].End).Abs() < time.Microsecond),
+				"layer %d is %+v", i, e)
+		}
+		require.NoError(t, g.Close())
+		err = r.Close()
+		require.Check(t, err == nil && main.live == 0, "%d timed events are left: %v", main.live,
+			err)
+	}
+}
+
 // Without a clock, a graph has the nodes that its program gives it.
 func TestGraphsAreAsTheyAreUnlessTheyAreWatched(t *testing.T) {
 	main, side, r, c := graphs(t)
 	require.NoError(t, r.Close())
 	live := main.live
-	g, err := main.Capture(step(main, side, c))
+	g, err := main.Capture(layered(main, side, c, new(int)))
 	require.NoError(t, err)
-	require.Equal(t, "nodes", len(main.tape.nodes), 10)
+	require.Equal(t, "nodes", len(main.tape.nodes), 12)
 	_, err = g.Launch(nil)
 	require.NoError(t, err)
 	require.Equal(t, "events", len(r.Events())+main.live-live, 0)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -13,7 +14,7 @@ import (
 // WriteLast writes the last n collectives as text, the oldest first, one line each, in a single
 // write: what was called, on which group, since when, and whether it is known to have ended.
 func (r *Recorder) WriteLast(w io.Writer, n int) error {
-	events := r.Events()
+	events := slices.DeleteFunc(r.Events(), func(e Event) bool { return e.Layer != "" })
 	total := r.Dropped() + uint64(len(events))
 	events = events[max(len(events)-n, 0):]
 	var b bytes.Buffer

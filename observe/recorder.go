@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 )
 
 // Recorder keeps the last calls of a rank, in all its groups. It implements [backend.Hooks].
@@ -31,7 +32,10 @@ type Recorder struct {
 	graphs   []*replays
 	recorded int           // graphs so far
 	self     *inGraph      // for whom the recorder takes part in graphs
+	parts    []*stepPart   // of the steps in graphs
+	layers   bool          // are kept
 	computed time.Duration // see takeComputed
+	usual    straggler.Level
 }
 
 var _ backend.JoinHooks = (*Recorder)(nil)
@@ -64,6 +68,15 @@ func (r *Recorder) resize(n int) {
 		r.keeps = max(n, 1)
 		r.records = make([]record, (r.keeps+ahead-1)/ahead*ahead+ahead)
 	}
+}
+
+// KeepLayers makes room for n layers of recorded steps besides the calls, from which Events and
+// WriteChrome then have them. Call it before the first call.
+func (r *Recorder) KeepLayers(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.resize(r.keeps + n)
+	r.layers = true
 }
 
 // ahead is how many records are cleared together, ahead of their use. The processor prefetches

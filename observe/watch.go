@@ -108,7 +108,8 @@ func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
 	h := fnv.New64a()
 	io.WriteString(h, rendezvous.ThisProcess())
 	return &Watch{world: w, recorder: r, process: int64(h.Sum64() >> 12), // exact as a float64
-		reports: reports, recent: straggler.Tally{Keep: keep}}
+		reports: reports, recent: straggler.Tally{Keep: keep, Layer: r.layerName},
+		all: straggler.Tally{Layer: r.layerName}}
 }
 
 // Start makes the watch of a communicator of euryale.Init follow the training. Call it on all ranks
@@ -298,9 +299,10 @@ func (w *Watch) Sample() []float64 {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mine = straggler.Sample{Process: w.process}
 	w.recorder.readReplays()
-	w.notes.Note(straggler.Device, w.recorder.takeComputed())
+	computed, slower := w.recorder.takeComputed()
+	w.mine = straggler.Sample{Process: w.process, Slower: slower}
+	w.notes.Note(straggler.Device, computed)
 	if !w.began.IsZero() {
 		w.mine.Time = time.Since(w.began)
 		w.mine.Exposed = min(w.tick.since(w.recorder.exposed()-w.exposed), w.mine.Time)
@@ -374,7 +376,8 @@ func (w *Watch) count(s StepInfo, behind time.Duration) {
 	}
 }
 
-// Verdicts returns which ranks were late in the last steps, the worst first: the same on all ranks.
+// Verdicts returns which ranks were late in the last steps, the worst first, and then whose GPU, or
+// which bucket, has taken longer than it did for three recorded steps: the same on all ranks.
 // If steps have become a quarter slower than they were, the last verdict is on all ranks, -1.
 func (w *Watch) Verdicts() []Verdict {
 	recent := w.tally(&w.recent)

@@ -17,3 +17,12 @@ func TestALateRankOfRecordedStepsIsNamedOnGPU(t *testing.T) {
 	}
 	lateRankIsNamed(t, testenv.GPUs, rows)
 }
+
+// TestWhatGoesWrongInRecordedStepsIsNamedInThreeOnGPU is its namesake on two GPUs.
+func TestWhatGoesWrongInRecordedStepsIsNamedInThreeOnGPU(t *testing.T) {
+	rows := 4096
+	if testenv.GPUs.Sampled() { // by the host
+		rows = 256
+	}
+	wrongIsNamed(t, testenv.GPUs, rows)
+}

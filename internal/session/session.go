@@ -111,6 +111,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.B
 	}
 	hooks := &survival{Recorder: recorder}
 	if file != nil {
+		recorder.KeepLayers(traced)
 		_ = recorder.TimeParts(comm.Device(), 0) // without a clock, graphs are not looked into
 	}
 	comm = backend.WithHooks(comm, hooks)

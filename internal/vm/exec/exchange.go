@@ -24,6 +24,8 @@ type Buckets interface {
 		beside bool) (backend.Work, error)
 	// Finish waits for what Start has started.
 	Finish(bucket int, w backend.Work) error
+	// Layer says that a queue which is being recorded goes on with a layer, "" for its end.
+	Layer(q backend.Queue, name string)
 	// All reports whether a condition holds on all ranks, which call it together.
 	All(condition bool) (bool, error)
 }
@@ -91,6 +93,14 @@ func (e *Executor) receive(op plan.Receive) error {
 	}
 	e.exchanges.buckets = slices.Delete(all, at, at+1)
 	return e.exchanges.Finish(op.Bucket-1, w)
+}
+
+// layer returns what notes where a layer begins in the graph that a device records.
+func (x *exchanges) layer(d Device) func(name string) {
+	if x.Buckets == nil {
+		return func(string) {}
+	}
+	return func(name string) { x.Layer(d.Main(), name) }
 }
 
 // finish waits for all exchanges of a run, also for those that nobody has received after an

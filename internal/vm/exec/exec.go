@@ -47,7 +47,8 @@ type Executor struct {
 // step is one step of the plan and where its operands are now.
 type step struct {
 	plan.Step
-	number     int // in the plan
+	number     int    // in the plan
+	layer      string // see [plan.Plan.Layers]
 	dsts, args []backend.Buffer
 	run        func() error
 	waits      bool             // for the device, so that it cannot be recorded in a graph
@@ -71,7 +72,11 @@ func New(p *plan.Plan, d Device, g Graph, exchange Buckets) (*Executor, error) {
 			[]bool,
 			n), once: make([]*residence.Once, n), misplaced: !d.Host(),
 	}
-	if err := e.prepare(); err != nil {
+	layers := make([]string, len(p.Steps))
+	if exchange != nil {
+		layers = p.Layers()
+	}
+	if err := e.prepare(layers); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	e.graph = nil // which may refer to the executor's owner: see CloseBehind
@@ -101,7 +106,7 @@ func (e *Executor) abandoned() {
 	})
 }
 
-func (e *Executor) prepare() error {
+func (e *Executor) prepare(layers []string) error {
 	arena, err := e.alloc(backend.U8, e.plan.ArenaBytes)
 	if err != nil {
 		peak := e.plan.Peak()
@@ -127,7 +132,7 @@ func (e *Executor) prepare() error {
 		return err
 	}
 	for i, s := range e.plan.Steps {
-		c := &step{Step: s, number: i, dsts: make([]backend.Buffer, len(s.Dsts)),
+		c := &step{Step: s, number: i, layer: layers[i], dsts: make([]backend.Buffer, len(s.Dsts)),
 			args: make([]backend.Buffer, len(s.Args))}
 		if err := e.compile(c); err != nil {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)

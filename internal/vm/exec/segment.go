@@ -97,7 +97,7 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 	}
 	before := e.exchanges.started
 	e.exchanges.started = started{}
-	graph, err := e.device.Capture(s.start)
+	graph, err := e.device.Capture(func() error { return s.start(e.exchanges.layer(e.device)) })
 	e.exchanges.started = before // nobody can join what was recorded
 	if errors.Is(err, backend.ErrUnsupported) {
 		graph, err = nil, nil
@@ -132,7 +132,7 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 func (s *segment) run(x *exchanges) error {
 	s.ran = true
 	if s.graph == nil {
-		return s.start()
+		return s.start(func(string) {})
 	}
 	w, err := s.graph.Launch(nil)
 	if err != nil {
@@ -144,15 +144,20 @@ func (s *segment) run(x *exchanges) error {
 	return nil
 }
 
-// start starts the steps one by one.
-func (s *segment) start() error {
-	last := s.steps[len(s.steps)-1].number
+// start starts the steps one by one, and says where the layer changes.
+func (s *segment) start(layer func(name string)) error {
+	last, now := s.steps[len(s.steps)-1].number, ""
 	for _, step := range s.steps {
+		if step.layer != now {
+			now = step.layer
+			layer(now)
+		}
 		step.beside = step.Until > 0 && step.Until < last
 		if err := step.run(); err != nil {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", step.number, step.Op, step.Name, err)
 		}
 	}
+	layer("")
 	return nil
 }
 

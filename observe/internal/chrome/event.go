@@ -24,7 +24,7 @@ func Write(w io.Writer, events []*Event) error {
 // Event is a call of a rank, a part of one, or a name.
 type Event struct {
 	Name     string `json:"name"`
-	Category string `json:"cat,omitempty"` // Collective or Part, "" for a name
+	Category string `json:"cat,omitempty"` // Collective, Part or Layer, "" for a name
 	Phase    string `json:"ph"`            // X, B if the end is not known, M for a name
 	Start    Nanos  `json:"ts"`
 	Took     Nanos  `json:"dur"`
@@ -40,6 +40,7 @@ type Event struct {
 const (
 	Collective = "collective"
 	Part       = "part"
+	Layer      = "layer" // of a recorded step: no call
 )
 
 // Fields are what an Event says of a call.
@@ -51,6 +52,7 @@ type Fields struct {
 	Count     int64  `json:"count"`
 	DType     string `json:"dtype"`
 	Seq       uint64 `json:"seq"`
+	Busy      Nanos  `json:"busy,omitempty"` // of a layer: without its waits for calls
 	Root      *int   `json:"root,omitempty"`
 	Algorithm string `json:"algorithm,omitempty"`
 	Error     string `json:"error,omitempty"`

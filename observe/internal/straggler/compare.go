@@ -15,16 +15,18 @@ type Sample struct {
 	Heap    int64         // bytes in use
 	For     int           // the rank that it has waited for longest, since the last step's sample
 	Waited  time.Duration // for that one
-	Noted   [Noted]time.Duration
+	Slower
+	Noted [Noted]time.Duration
 }
 
 // Numbers is how many numbers a Sample is.
-const Numbers = 7 + Noted
+const Numbers = 12 + Noted
 
 // Put returns the sample as [Numbers] numbers, for an exchange.
 func (s *Sample) Put() []float64 {
 	all := append(make([]float64, 0, Numbers), float64(s.Process), s.Time.Seconds(),
-		s.Exposed.Seconds(), s.CPU.Seconds(), float64(s.Heap), float64(s.For), s.Waited.Seconds())
+		s.Exposed.Seconds(), s.CPU.Seconds(), float64(s.Heap), float64(s.For), s.Waited.Seconds(),
+		s.GPU.Seconds(), s.Layer, s.InIt.Seconds(), float64(s.Bucket), s.OfIt.Seconds())
 	for _, d := range s.Noted {
 		all = append(all, d.Seconds())
 	}
@@ -35,7 +37,8 @@ func (s *Sample) Put() []float64 {
 func Get(numbers []float64) Sample {
 	d := func(i int) time.Duration { return time.Duration(numbers[i] * float64(time.Second)) }
 	s := Sample{Process: int64(numbers[0]), Time: d(1), Exposed: d(2), CPU: d(3),
-		Heap: int64(numbers[4]), For: int(numbers[5]), Waited: d(6)}
+		Heap: int64(numbers[4]), For: int(numbers[5]), Waited: d(6),
+		Slower: Slower{d(7), numbers[8], d(9), int(numbers[10]), d(11)}}
 	for i := range s.Noted {
 		s.Noted[i] = d(Numbers - Noted + i)
 	}

@@ -14,6 +14,7 @@ type Tally struct {
 	// Keep is what of the steps so far counts beside the next one, 15/16 for about the last 16
 	// steps. 0 counts all steps alike.
 	Keep  float64
+	Layer func(number float64) string // its name
 	steps float64
 	time  float64 // of the steps
 	ranks []sums
@@ -24,6 +25,7 @@ type sums struct {
 	late, caused, exposed, cpu float64
 	noted                      [Noted]float64
 	heap, process              int64
+	slower                     Slower // in the last step
 }
 
 // Copy returns a copy, which goes on by itself.
@@ -49,7 +51,7 @@ func (t *Tally) Add(c *Comparison) {
 		sum.caused += c.caused[r]
 		sum.exposed += float64(s.Exposed + c.longest - s.Time) // the exchange waited for the last
 		sum.cpu += float64(s.CPU)
-		sum.heap, sum.process = s.Heap, s.Process
+		sum.heap, sum.process, sum.slower = s.Heap, s.Process, s.Slower
 		for c, d := range s.Noted {
 			sum.noted[c] += float64(d)
 		}
@@ -89,7 +91,8 @@ const (
 	leastCause = 0.4
 )
 
-// Verdicts returns the ranks that were late, the worst first.
+// Verdicts returns the ranks that were late, the worst first, and then what takes longer than it
+// did.
 func (t *Tally) Verdicts() (all []Verdict) {
 	if t.steps == 0 {
 		return nil
@@ -106,7 +109,7 @@ func (t *Tally) Verdicts() (all []Verdict) {
 		all = append(all, v)
 	}
 	slices.SortStableFunc(all, func(a, b Verdict) int { return cmp.Compare(b.Share, a.Share) })
-	return all
+	return t.slower(all)
 }
 
 // cause returns why a rank was late: what it has noted more of than the rank in the middle, as far
