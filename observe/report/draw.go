@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
+
+	"github.com/euryale-ml/euryale/observe/internal/chrome"
 )
 
 // chart is lines over a common axis. The page's script reads it, too.
@@ -225,7 +227,8 @@ func (d *drawing) call(c *event, from, to, y float64) {
 		y, height = y+2, height-4
 	}
 	about := fmt.Sprintf("rank %d: %s%s, %s, %.3f ms", c.Process, c.Args.What,
-		map[bool]string{false: ", " + c.Name}[c.isCall()], bytesText(c.Args.Bytes), c.Took.Millis())
+		map[string]string{chrome.Part: ", " + c.Name}[c.Category], bytesText(c.Args.Bytes),
+		c.Took.Millis())
 	if c.Args.Algorithm != "" {
 		about += ", " + c.Args.Algorithm
 	}

@@ -22,10 +22,12 @@ type truth struct {
 	// by how much a rank that lost its core has noted a start late; may be nil
 	notedLate func(rank, call int) int64
 	oneShot   bool
-	named     string // the traces, "trace" without
-	bytes     int    // of a bucket, 4000 of each rank if 0
-	slow      string // a bucket that takes five times as long
-	epoch     int    // after so many steps seven calls more, and buckets have numbers; 0: neither
+	named     string                     // the traces, "trace" without
+	bytes     int                        // of a bucket, 4000 of each rank if 0
+	slow      string                     // a bucket that takes five times as long
+	layer     func(rank, step int) int64 // of h.1, between calls; may be nil
+	// after so many steps there are seven calls more, and buckets have numbers; 0: neither
+	epoch int
 }
 
 // The times of such a job.
@@ -76,6 +78,18 @@ func (j truth) write(t *testing.T, dir string) {
 	none := func(int) int64 { return 0 }
 	meet("allgather", "autograd.New: allgather of 40 u8 (call %d)", 0, 320, none)
 	for s := 1; s <= j.steps; s++ {
+		for r := range j.ranks {
+			if j.layer != nil { // its backward pass in two pieces
+				from, busy := at+j.ahead(r, at), j.layer(r, s)
+				for _, part := range []int64{busy / 4, busy - busy/4} {
+					fmt.Fprintf(&texts[r], `,{"name":"h.1","cat":"layer","ph":"X","ts":%d.%03d,`+
+						`"dur":%d.%03[4]d,"pid":0,"tid":1,"args":{"call":"layer h.1","group":%q,`+
+						`"rank":%d,"seq":%d,"busy":%d.%03[9]d,"bytes":0,"count":0,"dtype":"f32"}}`,
+						from/1000, from%1000, part/1000, part%1000, cmp.Or(j.group, "run-1")+
+							", graph 1", r, s, part/1000, part%1000)
+				}
+			}
+		}
 		at += computation
 		for b := range j.buckets {
 			delay := none

@@ -33,6 +33,7 @@ type page struct {
 	Some     []*trainStep `json:"steps"`
 	Ranks    []rankLine   `json:"perRank"`
 	Calls    []callLine   `json:"perCall"`
+	Layers   []layerLine  `json:"perLayer"`
 	Matrix   [][]int64    `json:"matrix"`
 	Attempts []*attempt   `json:"attempts"`
 	Remarks  []string     `json:"remarks"`
@@ -85,6 +86,7 @@ func (j *Job) page() *page {
 	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
 	if p.Usual != nil {
 		p.Ranks, p.Calls = j.ranks(p.Steps, p.Matrix), exchanges(j.traces)
+		p.Layers = layers(j.traces, p.Usual.Millis)
 		p.timelines()
 	}
 	if p.Size < 2 || p.Size > mostRanks {

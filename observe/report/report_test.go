@@ -56,6 +56,38 @@ func (p page) lines() map[string][][2]float64 {
 	return all
 }
 
+// A layer is slow that takes longer than it did, or than on the other ranks.
+func TestSlowLayersAreNamed(t *testing.T) {
+	for name, test := range map[string]struct {
+		slow func(rank, step int) bool
+		want []layerLine
+	}{
+		"none": {func(rank, step int) bool { return step == 3 }, []layerLine{
+			{"h.1", 0, 0.4, 0.4, 0.4, false}, {"h.1", 1, 0.4, 0.4, 0.4, false},
+			{"h.1", 2, 0.4, 0.4, 0.4, false}}},
+		"one rank in the end": {func(rank, step int) bool { return rank == 1 && step > 90 },
+			[]layerLine{{"h.1", 1, 1, 0.4, 0.4, true}, {"h.1", 0, 0.4, 0.4, 1, false},
+				{"h.1", 2, 0.4, 0.4, 1, false}}},
+		"one rank always": {func(rank, step int) bool { return rank == 2 }, []layerLine{
+			{"h.1", 2, 1, 1, 0.4, true}, {"h.1", 0, 0.4, 0.4, 1, false},
+			{"h.1", 1, 0.4, 0.4, 1, false}}},
+		"all in the end": {func(rank, step int) bool { return step > 90 }, []layerLine{
+			{"h.1", 0, 1, 0.4, 1, true}, {"h.1", 1, 1, 0.4, 1, true}, {"h.1", 2, 1, 0.4, 1, true}}},
+	} {
+		dir := t.TempDir()
+		truth{ranks: 3, steps: 100, buckets: 2,
+			ahead:   func(int, int64) int64 { return 0 },
+			delayed: func(int, int) int64 { return 0 },
+			layer: func(rank, step int) int64 {
+				return map[bool]int64{false: 400_000, true: 1_000_000}[test.slow(rank, step)]
+			}}.write(t, dir)
+		text := pageOf(t, read(t, dir))
+		require.Slices(t, name, figures(t, text).Layers, test.want)
+		require.Equal(t, name+": named", strings.Contains(text, "<p>Slow: layer <b>h.1</b>"),
+			test.want[0].Slow)
+	}
+}
+
 func TestFiguresOfThePageAreThoseOfTheLogs(t *testing.T) {
 	const steps = 1000
 	dir, epochs := wholeJob(t, steps)

@@ -23,7 +23,7 @@ type traceID struct {
 type trace struct {
 	traceID
 	names  []*chrome.Event
-	calls  []*event // whole ones and parts, in the order of their starts
+	calls  []*event // whole ones, parts, and layers of recorded steps, in the order of their starts
 	clock  clock
 	common map[callID]*event // the whole ones
 }
@@ -34,7 +34,7 @@ type callID struct {
 	seq   uint64
 }
 
-// event is a call of a rank, or a part of one.
+// event is a call of a rank, a part of one, or a layer.
 type event struct {
 	*chrome.Event
 	kind         backend.Kind
@@ -140,7 +140,8 @@ func (t *trace) add(e *chrome.Event, texts map[string]string) error {
 	if f != nil {
 		all = append(all, &f.Group, &f.DType, &f.Algorithm, &f.Error)
 		if f.Rank < 0 || f.Rank >= mostSize || f.Bytes < 0 || f.Bytes > mostOfAll || e.Start < 0 ||
-			e.Start > mostNanos || e.Took < 0 || e.Took > mostNanos {
+			e.Start > mostNanos || e.Took < 0 || e.Took > mostNanos || f.Busy < 0 ||
+			f.Busy > mostNanos {
 			return errors.New("it has a rank, a size or a time that no call has")
 		}
 		f.What = clean(f.What) // it has a number
@@ -153,7 +154,8 @@ func (t *trace) add(e *chrome.Event, texts map[string]string) error {
 			texts[*text], *text = kept, kept
 		}
 	}
-	if f == nil || e.Category != chrome.Collective && e.Category != chrome.Part {
+	kinds := []string{chrome.Collective, chrome.Part, chrome.Layer}
+	if f == nil || !slices.Contains(kinds, e.Category) {
 		t.names = append(t.names, e)
 		return nil
 	}
