@@ -55,6 +55,13 @@
 //	{"mode":"observe lateness,trace,metrics","model":"gpt2","off_us":33431.5,"precision":"bf16",
 //	 "ratio":1.001,"rounds":40,"step_us":33465.1}
 //
+// --trouble gpu trains on two ranks, and then a second process keeps the GPU of rank 1 busy; with
+// rank, rank 1 comes late by half a step, and with bucket the first bucket is exchanged 40 times.
+// It prints the verdicts after each of the next five steps; the third line has named the trouble:
+//
+//	{"mode":"trouble bucket","model":"gpt2","precision":"bf16","step":3,"step_us":...,
+//	 "before_us":...,"verdicts":["all ranks: bucket 0 takes 9.1 ms longer than it did, ..."]}
+//
 // On the host, --peer takes turns with another program, a round each, and writes the medians of
 // both and of the ratios of rounds: with PyTorch, run by the Python that is named, or with
 // Gorgonia's tape machine on the same graph, whose steps end with the same solver:
@@ -134,6 +141,8 @@ type options struct {
 	batch     int      // of transformers, 0 for the model's
 	alone     bool     // whether one rank trains alone first
 	watch     []string // what --observe turns on, nil without
+	trouble   string   // what the training gets into, "" for none
+	busy      bool     // it keeps a device busy, for another process in trouble
 }
 
 func parse(args []string) (options, error) {
@@ -163,6 +172,9 @@ func parse(args []string) (options, error) {
 		"into --memory")
 	watch := f.String("observe", "", "measure what it costs to observe a training: some of "+
 		strings.Join(watchers, ",")+", or nothing to see the noise")
+	f.StringVar(&o.trouble, "trouble", "", "get a training into trouble, and print the verdicts: "+
+		strings.Join(troubles, ", "))
+	f.BoolVar(&o.busy, "busy", false, "keep the GPU busy, for --trouble gpu of another process")
 	f.IntVar(&o.layers, "layers", 0, "of transformers, 0 for those of the model")
 	f.IntVar(&o.batch, "batch", 0, "of transformers, 0 for that of the model")
 	f.BoolVar(&o.alone, "alone", true, "with several ranks, train on one alone before")
@@ -205,7 +217,7 @@ func parse(args []string) (options, error) {
 		return o, errors.Join(errors.New("--wire wants bf16, f16, topk=0.01 or threshold=0.001, "+
 			"and -n of 2 or more"), err)
 	}
-	return o, o.checkWatch()
+	return o, errors.Join(o.checkWatch(), o.checkTrouble())
 }
 
 // precision finds a precision by its name.
@@ -225,6 +237,9 @@ func run(w io.Writer, args []string) error {
 	}
 	if o.largest {
 		return o.writeLargest(w)
+	}
+	if o.busy {
+		return o.beBusy(w, os.Stdin)
 	}
 	for _, name := range o.models {
 		m := models[name].resized(o.layers, o.batch)
@@ -285,6 +300,9 @@ type rank struct {
 func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err error) {
 	if o.watch != nil {
 		return o.observe(w, name, m, p)
+	}
+	if o.trouble != "" {
+		return o.inTrouble(w, name, m, p)
 	}
 	peer, err := o.start(name, m)
 	if err != nil {

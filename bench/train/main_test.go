@@ -182,6 +182,20 @@ func TestObservingIsMeasured(t *testing.T) {
 	}
 }
 
+// A late rank is named in the third step. On the host no step is recorded, and so no bucket is.
+func TestTroubleIsNamed(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "-n", "2",
+		"--trouble", "rank"}))
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Check(t, len(lines) == stepsIn && strings.Contains(lines[2], "rank 1 was late by"),
+		"the lines are %s", out.String())
+	out.Reset()
+	require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "-n", "2",
+		"--trouble", "bucket"}))
+	require.Equal(t, "lines", strings.Count(out.String(), "trouble bucket"), stepsIn)
+}
+
 // Nothing of a small model of each kind runs on the host, and its loss falls.
 func TestModelsTrain(t *testing.T) {
 	small := map[string]model{
@@ -232,7 +246,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
 		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"},
 		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"},
-		{"--observe", "all"}, {"--observe", "metrics", "-n", "2"},
+		{"--observe", "all"}, {"--trouble", "gpu"},
+		{"--trouble", "time", "-n", "2"}, {"--observe", "metrics", "-n", "2"},
 		{"--layers", "-1"}, {"--batch", "-1"}, {"--wire", "bf16"}, {"--wire", "f32", "-n", "2"}} {
 		_, err := parse(args)
 		require.Check(t, err != nil, "%q is no error", args)

@@ -52,6 +52,7 @@ type observed struct {
 	steps   int
 	metrics string            // the address that is scraped once in a round, "" for none
 	others  []chan<- struct{} // of rank 0: has another rank do a round, too
+	late    time.Duration     // by which each step begins later
 }
 
 // observe takes turns between a training that is observed and one that is not, in one process.
@@ -156,6 +157,7 @@ func (t *observed) round() (float64, error) {
 	watch := observe.WatchOf(t.comm) // nil if it is not observed
 	watch.Begin()
 	for i := range t.steps {
+		time.Sleep(t.late)
 		if err := t.machine.RunAll(); err != nil {
 			return 0, err
 		}
