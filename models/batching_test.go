@@ -225,7 +225,7 @@ func shareOnDevices(t *testing.T, k testenv.Kind, folders ...string) {
 			x.window = 7
 		}
 		x.prompts = [][]int{{1, 2, 3}, {4}, slices.Repeat([]int{5, 6, 7}, 6), {8, 9}}
-		tensorParallel(t, k, x, 2)
+		t.Run(folder, func(t *testing.T) { tensorParallel(t, k, x, 2) })
 	}
 }
 
