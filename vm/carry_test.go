@@ -311,8 +311,8 @@ func TestAttentionReadsA16BitCacheAsItIs(t *testing.T) {
 	wide, want := step(tensor.Float32)
 	require.Check(t, !strings.Contains(half.Plan().String(), "cast of cache") &&
 		strings.Contains(wide.Plan().String(), "cast of cache") &&
-		strings.Contains(half.Plan().String(), "bf16(1,8) = concat"), "the cache is cast:\n%v",
-		half.Plan())
+		strings.Contains(half.Plan().String(), "bf16(1,8) = epilogue concat"),
+		"the cache is cast:\n%v", half.Plan())
 	if !slices.Equal(elements(got), elements(want)) {
 		t.Errorf("attention gives %v, of a cache of Float32 %v", got, want)
 	}

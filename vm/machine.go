@@ -263,6 +263,7 @@ func (m *Machine) readGraph() error {
 	m.read, m.outputs, m.plans = r, outputs{}, map[planKey]*plan.Plan{}
 	r.Program.Precision = m.precision.ofProgram()
 	r.Program.ChannelsLast = channelsLast(m.device, m.precision, &r.Program)
+	r.Program.Stacks = stacks(m.device)
 	placeOps(m.read, m.device)
 	for _, n := range slices.Concat(m.carried.without(m.solver.without(r.Shown)), m.keep) {
 		if err := m.outputs.show(r, n); err != nil {

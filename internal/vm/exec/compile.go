@@ -357,10 +357,14 @@ func nothing() error { return nil }
 
 // storeConcat makes a loop store its results as parts of a concatenation, too.
 func (e *Executor) storeConcat(loop, s *step, offsets []int) error {
-	outputs := loop.Op.(plan.Loop).Program.Outputs
+	p := loop.Op.(plan.Loop).Program
 	for i, a := range s.Args {
-		out := outputs[plan.PartOf(a, &loop.Step)]
-		out.Strides = s.Dsts[0].Strides.Slice()
+		out := p.Outputs[plan.PartOf(a, &loop.Step)]
+		out.Strides = make([]int, len(p.Shape))
+		axes, _ := plan.AxesOf(a, p.Shape)
+		for j, axis := range axes {
+			out.Strides[axis] = s.Dsts[0].Strides.At(j)
+		}
 		loop.parts = append(loop.parts, alsoStored{out, s, offsets[i]})
 	}
 	s.storedBy = loop

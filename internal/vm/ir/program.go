@@ -33,6 +33,8 @@ type Program struct {
 	Precision Precision
 	// Frozen are the leaves that stay as they are from run to run.
 	Frozen []Op
+	// Stacks says that the device multiplies faster by one large matrix than by several small ones.
+	Stacks bool
 	// ChannelsLast says that the device convolves faster of tensors with their channels last.
 	ChannelsLast bool
 }

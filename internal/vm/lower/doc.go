@@ -8,6 +8,7 @@
 //   - join.go: parts side by side are concatenated, not added to zeros
 //   - images.go: matrix multiplications of patches become convolutions
 //   - precision.go: matrix multiplications read operands of TF32 or BF16
+//   - stack.go: products of one value by several matrices that stay are one
 //   - channels.go: convolutions are of tensors with their channels last
 //   - prune.go: values that nobody wants are dropped
 //

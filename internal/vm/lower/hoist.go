@@ -26,16 +26,8 @@ type Once struct {
 // rounded or widened for products is hoisted, but no mask that is made of two vectors, nor what
 // loops widen as they load it.
 func Hoist(p *ir.Program, frozen []ir.Op, updates []Update) (*ir.Program, []Once) {
-	h := hoisting{program: p, fixed: make([]bool, len(p.Values)), leaf: map[ir.Op]bool{},
-		strides: make([]ir.Dims, len(p.Values)), free: make([]bool, len(p.Values))}
-	for _, op := range frozen {
-		h.leaf[op] = true
-	}
-	next := 0
-	for i, v := range p.Values {
-		if h.fixed[i] = h.same(v); h.fixed[i] {
-			h.strides[i], h.free[i] = h.view(v)
-		}
+	h, next := newHoisting(p, frozen), 0
+	for _, v := range p.Values {
 		if c, ok := v.Op.(ir.Constant); ok {
 			next = max(next, c.Index+1)
 		}
@@ -65,6 +57,20 @@ type hoisting struct {
 	fixed   []bool
 	strides []ir.Dims
 	free    []bool
+}
+
+func newHoisting(p *ir.Program, frozen []ir.Op) *hoisting {
+	h := &hoisting{program: p, fixed: make([]bool, len(p.Values)), leaf: map[ir.Op]bool{},
+		strides: make([]ir.Dims, len(p.Values)), free: make([]bool, len(p.Values))}
+	for _, op := range frozen {
+		h.leaf[op] = true
+	}
+	for i, v := range p.Values {
+		if h.fixed[i] = h.same(v); h.fixed[i] {
+			h.strides[i], h.free[i] = h.view(v)
+		}
+	}
+	return h
 }
 
 // view returns how a value lies, and whether it costs nothing.

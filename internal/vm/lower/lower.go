@@ -10,6 +10,9 @@ func Program(p *ir.Program, gradients ...ir.ID) *ir.Program {
 	q = prune(mergeReductions(prune(simplify(q))))
 	q = prune(images(join(q)))
 	q = prune(precise(q, p.Precision))
+	if p.Stacks {
+		q = prune(stack(q, p.Frozen))
+	}
 	if p.ChannelsLast {
 		q = prune(channelsLast(q))
 	}

@@ -11,11 +11,15 @@ import (
 // between two of them, as behind the bias of a layer, would part them.
 //
 //	Reshape(f(x))      = f(Reshape(x))
+//	f(Reshape(x), ...) = Reshape(f(x, ...)), where loops read both shapes
 //	Reduce(Reshape(x)) = Reduce(x), along the axes that become those
 func InShape(p *ir.Program) *ir.Program {
-	moved := shapesOfReaders(p)
+	moved, others := shapesOfReaders(p)
 	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		shape, moves := moved[id]
+		if shapes, ok := others[id]; ok {
+			shape, moves = n.shapeOfOperands(v, shapes)
+		}
 		for i, a := range p.Values[id].Args {
 			if want := p.Values[a].Shape; moves {
 				v.Args[i] = n.reshape(v.Args[i], shape)
@@ -91,15 +95,45 @@ func axesBefore(from, to, axes ir.Dims) (before []int, ok bool) {
 	return before, true
 }
 
+// shapeOfOperands returns the shape in which all operands of v were computed, if loops read v in
+// it, or in none: sums of a residual stream, say, in the shape of its norms.
+func (n *numbering) shapeOfOperands(v ir.Value, read []ir.Dims) (shape ir.Dims, ok bool) {
+	computed := func(a ir.ID) ir.Dims {
+		x := n.of(a)
+		if x.Op == (ir.Reshape{}) {
+			return n.of(x.Args[0]).Shape
+		}
+		return x.Shape
+	}
+	for _, a := range v.Args {
+		if s := computed(a); s != v.Shape {
+			shape, ok = s, len(read) == 0 || slices.Contains(read, s)
+		}
+	}
+	return shape, ok && sameRows(shape, v.Shape) && !slices.ContainsFunc(v.Args, func(a ir.ID) bool {
+		return computed(a) != shape && !(n.of(a).Op == (ir.Broadcast{}) &&
+			readable(n.program, a, shape))
+	})
+}
+
+// sameRows reports whether two shapes of as many elements have rows of the same length.
+func sameRows(a, b ir.Dims) bool {
+	m, n := a.Len(), b.Len()
+	return m > 1 && n > 1 && a.At(m-1) == b.At(n-1) && a.At(m-1) > 1
+}
+
 // shapesOfReaders returns the shapes of those element-wise values that loops read in one other
-// shape, and whose operands can be read in it without a copy.
-func shapesOfReaders(p *ir.Program) map[ir.ID]ir.Dims {
-	users, moved := p.Users(), map[ir.ID]ir.Dims{}
+// shape, and whose operands can be read in it without a copy. Of those that loops read in several
+// shapes, or in none, it returns these.
+func shapesOfReaders(p *ir.Program) (moved map[ir.ID]ir.Dims, others map[ir.ID][]ir.Dims) {
+	users := p.Users()
+	moved, others = map[ir.ID]ir.Dims{}, map[ir.ID][]ir.Dims{}
 	for i, v := range slices.Backward(p.Values) {
 		if !anyShape(v.Op) || slices.Contains(p.Results, ir.ID(i)) {
 			continue
 		}
 		var shapes []ir.Dims // in which loops read it
+		folded := false      // by reductions, which take any
 		ask := func(of ir.Dims, readers []ir.ID) {
 			for _, u := range readers {
 				shape, moves := moved[u]
@@ -109,6 +143,8 @@ func shapesOfReaders(p *ir.Program) map[ir.ID]ir.Dims {
 				if ir.Elementwise(p.Values[u].Op) && !slices.Contains(shapes, shape) {
 					shapes = append(shapes, shape)
 				}
+				_, folds := p.Values[u].Op.(ir.Reduce)
+				folded = folded || folds
 			}
 		}
 		ask(v.Shape, users[i])
@@ -117,12 +153,14 @@ func shapesOfReaders(p *ir.Program) map[ir.ID]ir.Dims {
 				ask(by.Shape, users[u])
 			}
 		}
-		if len(shapes) == 1 && shapes[0] != v.Shape && !slices.ContainsFunc(v.Args,
+		if len(shapes) > 1 || len(shapes) == 0 && !folded {
+			others[ir.ID(i)] = shapes
+		} else if len(shapes) == 1 && shapes[0] != v.Shape && !slices.ContainsFunc(v.Args,
 			func(a ir.ID) bool { return !readable(p, a, shapes[0]) }) {
 			moved[ir.ID(i)] = shapes[0]
 		}
 	}
-	return moved
+	return moved, others
 }
 
 // anyShape reports whether an operation does the same to each element, whatever the shape.

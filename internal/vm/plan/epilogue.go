@@ -54,9 +54,29 @@ const maxStored = 8
 func PartOf(a Ref, loop *Step) int {
 	p := loop.Op.(Loop).Program
 	return slices.IndexFunc(loop.Dsts, func(d Ref) bool {
-		return d.Buffer == a.Buffer && d.Offset == a.Offset && d.Dense() && a.Dense() &&
-			d.Shape == a.Shape && a.Shape == ir.Of(p.Shape...) && d.DType == a.DType
+		_, whole := AxesOf(a, p.Shape)
+		return d.Buffer == a.Buffer && d.Offset == a.Offset && d.Dense() && whole &&
+			d.Shape == ir.Of(p.Shape...) && d.DType == a.DType
 	})
+}
+
+// AxesOf returns which axes of a dense value of a shape those of r are, if r is all of it, permuted.
+func AxesOf(r Ref, shape []int) (axes []int, ok bool) {
+	if r.Shape.Len() != len(shape) {
+		return nil, false
+	}
+	dense := ir.Of(shape...).Strides()
+	for i := range r.Shape.Len() {
+		n := r.Shape.At(i)
+		for j := range shape {
+			if shape[j] == n && (n == 1 || dense.At(j) == r.Strides.At(i)) &&
+				!slices.Contains(axes, j) {
+				axes = append(axes, j)
+				break
+			}
+		}
+	}
+	return axes, len(axes) == len(shape)
 }
 
 // multiplies reports whether an operation is a product whose elements are finished one after the

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -104,8 +105,25 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, copies map[ir.ID]boo
 			}
 		}
 		g.besides(own)
+		if _, concat := v.Op.(ir.Concat); concat {
+			g.abreast(v.Args)
+		}
 	}
 	return g
+}
+
+// abreast merges loops of the parts of a concatenation, which one loop may then store: both halves
+// of what rotary positions turn, say.
+func (g *grouping) abreast(parts []ir.ID) {
+	var all *group
+	for _, a := range parts {
+		x := g.of[g.base[a]]
+		if all == nil || x == nil || x == all {
+			all = cmp.Or(all, x)
+		} else if both, ok := g.together(all, x); ok && both.axes.Len() == 0 {
+			all = g.merge(all, x, both)
+		}
+	}
 }
 
 // given reports whether no group computes a value: ranks gather it before groups read it, or it

@@ -176,13 +176,22 @@ func onePass(p *fuse.Program) bool {
 		func(o fuse.Output) bool { return o.Folded })
 }
 
-// stores reports whether a loop has stored all of what a refers to, in the order of its elements.
+// stores reports whether a loop has stored all of what a refers to, whatever the order of its axes.
 func stores(p *fuse.Program, dsts []plan.Ref, a *plan.Ref) bool {
-	return a.Dense() && a.Shape == ir.Of(p.Shape...) && slices.ContainsFunc(dsts,
-		func(d plan.Ref) bool {
-			return d.Buffer == a.Buffer && d.Offset == a.Offset && d.DType == a.DType &&
-				d.Shape == a.Shape && d.Dense()
-		})
+	axes := func(r *plan.Ref) (all [][2]int) {
+		for i := range r.Shape.Len() {
+			if n := r.Shape.At(i); n != 1 {
+				all = append(all, [2]int{r.Strides.At(i), n})
+			}
+		}
+		slices.SortFunc(all, func(x, y [2]int) int { return slices.Compare(x[:], y[:]) })
+		return all
+	}
+	return slices.ContainsFunc(dsts, func(d plan.Ref) bool {
+		return d.Buffer == a.Buffer && d.Offset == a.Offset && d.DType == a.DType && d.Dense() &&
+			d.Shape == ir.Of(p.Shape...) && slices.Equal(axes(&d), axes(a)) &&
+			d.Shape.Len() == a.Shape.Len()
+	})
 }
 
 // ofElements reports whether a step is a loop of one pass over the elements of y, of which it reads
