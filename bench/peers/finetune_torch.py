@@ -4,11 +4,13 @@
     python3 finetune_torch.py --make llama-1b
     python3 finetune_torch.py llama-1b --lora 16 > torch.jsonl
     python3 finetune_torch.py llama-1b -n 2 --modes eager,compile > torch.jsonl
+    python3 finetune_torch.py llama-8b -n 2 --shard --modes compile > torch.jsonl
 
 --make writes a folder with the sizes of Llama 3.2 1B: config.json, model.safetensors in bf16, a
 tokenizer.json, and text.txt, of random words that are one token each. Training reads the folder and
-draws the same words. It runs in n processes of this machine with DistributedDataParallel, one for
-each GPU, or alone with -n 1, and writes one JSON line for each mode, with the tokens of all ranks:
+draws the same words. It runs in n processes of this machine, one for each GPU, with
+DistributedDataParallel, or with --shard by FSDP2 (each block gathered in bf16, gradients reduced in
+f32), or alone with -n 1, and writes one JSON line for each mode, with the tokens of all ranks:
 
     {"model": "llama", "method": "lora 16", "weights": "bf16", "trained": "f32", "mode": "eager",
      "ranks": 1, "batch": 4, "context": 1024, "tokens_per_s": 23456.7, "step_ms": 174.6,
@@ -120,11 +122,20 @@ class Case:
                 task_type="CAUSAL_LM",
             )
             model = get_peft_model(model, adapter, autocast_adapter_dtype=args.weights != "bf16")
-        model = model.to(args.device).train()
+        if not args.shard:
+            model = model.to(args.device)
+        model.train()
+        self.autocast = args.weights != "bf16" and not args.shard
+        if args.shard:
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            for block in [*model.model.layers, model]:
+                fully_shard(block, mp_policy=policy)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         if mode == "compile":
             model = torch.compile(model)
-        if args.n > 1:
+        if args.n > 1 and not args.shard:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         self.model = model
         self.solver = torch.optim.AdamW(self.trained, lr=1e-4, fused=True)
@@ -134,7 +145,7 @@ class Case:
         shape = (args.batch, args.context)
         tokens = torch.randint(BEFORE, BEFORE + WORDS, shape, device=args.device)
         self.solver.zero_grad()
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.weights != "bf16"):
+        with torch.autocast(args.device, torch.bfloat16, enabled=self.autocast):
             self.loss = self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
         self.loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
@@ -166,7 +177,7 @@ def measure(mode, rank, args):
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return {
         "model": "llama",
-        "method": "lora %d" % args.lora if args.lora else "full",
+        "method": "lora %d" % args.lora if args.lora else "sharded" if args.shard else "full",
         "weights": args.weights or ("bf16" if args.lora else "f32"),
         "trained": args.weights or "f32",
         "mode": mode,
@@ -206,6 +217,7 @@ def arguments():
     p.add_argument("--make", action="store_true", help="write the folder, and nothing else")
     p.add_argument("-n", type=int, default=1, help="processes, one for each GPU")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--shard", action="store_true", help="all that ranks have, by FSDP2")
     p.add_argument("--lora", type=int, default=0, help="rank of an adapter; 0: all weights")
     p.add_argument("--targets", default="q_proj,v_proj", help="layers with an adapter")
     p.add_argument("--weights", choices=["bf16"], help="what is trained in bf16, too")
@@ -221,6 +233,8 @@ def arguments():
     args.modes = args.modes.split(",")
     if min(args.n, args.batch, args.context - 1, args.rounds, args.steps, args.lora + 1) < 1:
         p.error("want -n, --batch, --rounds and --steps >= 1, --context >= 2, and --lora >= 0")
+    if args.shard and (args.n == 1 or args.lora):
+        p.error("--shard is for all weights on several GPUs")
     if not set(args.modes) <= {"eager", "compile"} or args.vocabulary < BEFORE + WORDS:
         p.error("want known modes, and a --vocabulary of at least %d" % (BEFORE + WORDS))
     return args
