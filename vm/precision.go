@@ -88,9 +88,9 @@ func channelsLast(d backend.Device, precision Precision, p *ir.Program) bool {
 	}) && device.ChannelsLast()
 }
 
-// stacks reports whether products by matrices that no run changes are made one. On a GPU a kernel
-// of few rows reads one large matrix faster than several (bench/results/2026-11/2026-11-30-decode.md).
-// On the host it would copy matrices that are mapped from files.
+// stacks reports whether products by matrices that no run changes are made one. A GPU reads one
+// large matrix faster than several (bench/results/2026-11/2026-11-30-decode.md). On the host it
+// would copy matrices that are mapped from files.
 func stacks(d backend.Device) bool {
 	_, gpu := d.(interface{ ComputeCapability() int })
 	return gpu

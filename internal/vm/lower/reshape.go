@@ -110,10 +110,11 @@ func (n *numbering) shapeOfOperands(v ir.Value, read []ir.Dims) (shape ir.Dims, 
 			shape, ok = s, len(read) == 0 || slices.Contains(read, s)
 		}
 	}
-	return shape, ok && sameRows(shape, v.Shape) && !slices.ContainsFunc(v.Args, func(a ir.ID) bool {
+	differs := func(a ir.ID) bool {
 		return computed(a) != shape && !(n.of(a).Op == (ir.Broadcast{}) &&
 			readable(n.program, a, shape))
-	})
+	}
+	return shape, ok && sameRows(shape, v.Shape) && !slices.ContainsFunc(v.Args, differs)
 }
 
 // sameRows reports whether two shapes of as many elements have rows of the same length.

@@ -54,13 +54,14 @@ const maxStored = 8
 func PartOf(a Ref, loop *Step) int {
 	p := loop.Op.(Loop).Program
 	return slices.IndexFunc(loop.Dsts, func(d Ref) bool {
-		_, whole := AxesOf(a, p.Shape)
-		return d.Buffer == a.Buffer && d.Offset == a.Offset && d.Dense() && whole &&
+		_, all := AxesOf(a, p.Shape)
+		return d.Buffer == a.Buffer && d.Offset == a.Offset && d.Dense() && all &&
 			d.Shape == ir.Of(p.Shape...) && d.DType == a.DType
 	})
 }
 
-// AxesOf returns which axes of a dense value of a shape those of r are, if r is all of it, permuted.
+// AxesOf returns which axes of a dense value of a shape those of r are, if r is all of it,
+// permuted.
 func AxesOf(r Ref, shape []int) (axes []int, ok bool) {
 	if r.Shape.Len() != len(shape) {
 		return nil, false
