@@ -54,6 +54,7 @@ type Elastic struct {
 	steps  Steps
 
 	comm         backend.Communicator // of the present generation, nil before
+	data         backend.Communicator // of those with this rank's part of the model
 	left         error                // what went wrong as this rank left the one before
 	view         elastic.View
 	dp           *DataParallel
@@ -66,6 +67,7 @@ type Elastic struct {
 	history      checkpoint.History // of all generations
 	closed       bool
 	failed       error // final
+	ended        error // of a step after the last one
 	turn         Turn  // under way
 	began        bool  // Step was called
 	retires      error // of Retire
@@ -97,7 +99,9 @@ type Steps interface {
 	// 0, or of the ranks that have parts of it, without the solver's state. It discards what Reduce
 	// has left. It is collective.
 	// Where ranks shard the solver's state, the option has each shard on several ranks.
-	Enter(comm backend.Communicator, mirrors Option) (*DataParallel, error)
+	// Where ranks have parts of the model, comm has the ranks with this rank's part, and tensor
+	// those of its replica; tensor is nil elsewhere.
+	Enter(comm, tensor backend.Communicator, mirrors Option) (*DataParallel, error)
 	// Reduce runs the n micro-batches of this rank, and combines the gradients of all.
 	Reduce(n int, run func(i int) error) error
 	// Apply gives the solver the gradients. It exchanges nothing.
@@ -191,7 +195,8 @@ func (e *Elastic) Retire(why error) { e.retires = cmp.Or(e.retires, why) }
 // saves, and ends.
 func (e *Elastic) Ends() bool { return e.ends }
 
-// Rank returns the number of this rank among the present ones, and Size how many there are.
+// Rank returns the number of this rank among the present ones, and Size how many there are, tensor
+// ranks included.
 func (e *Elastic) Rank() int { return e.comm.Rank() }
 
 // Size returns how many ranks there are at present.
@@ -354,7 +359,7 @@ func lostRank(err error) bool {
 // it, or ranks retire. A rank applies the step once it knows that all ranks have its gradients,
 // because all have entered commit. By then it also has the loss.
 func (e *Elastic) try() (regroups bool, err error) {
-	if err = e.dp.mirrors.gone(); err == nil && e.turn.Run != nil {
+	if err = cmp.Or(e.ended, e.dp.mirrors.gone()); err == nil && e.turn.Run != nil {
 		err = e.reduce()
 	}
 	if err == nil && e.turn.Exchange != nil {
@@ -395,7 +400,7 @@ func (e *Elastic) reduce() error {
 		return err
 	})
 	if err == nil {
-		e.loss, err = TreeMean(e.comm, losses)
+		e.loss, err = TreeMean(e.data, losses)
 	}
 	return err
 }
@@ -427,9 +432,29 @@ func (e *Elastic) commit() (regroups bool, err error) {
 	for _, note := range notes {
 		said |= note[0]
 	}
-	e.defers = !e.dp.mirrors.leaves(e.Rank(), func(r int) bool { return notes[r][0]&retires > 0 })
+	wants := func(r int) bool { return notes[r][0]&retires > 0 }
+	if e.view.Parts > 0 {
+		e.defers, e.ends = !e.leaves(e.Rank(), wants), said&stays == 0
+		regroups = said&waits > 0
+		for r := range notes {
+			regroups = regroups || wants(r) && e.leaves(r, wants)
+		}
+		return regroups, nil
+	}
+	e.defers = !e.dp.mirrors.leaves(e.Rank(), wants)
 	e.ends = said&(stays|ready) == 0
 	return said&waits > 0 || said&retires > 0 && !e.ends, nil
+}
+
+// leaves reports whether a rank may leave, given which want to: one with its part of the model
+// stays.
+func (e *Elastic) leaves(rank int, wants func(rank int) bool) bool {
+	for r, at := range e.view.At {
+		if at.Part == e.view.At[rank].Part && !wants(r) {
+			return true
+		}
+	}
+	return false
 }
 
 // apply gives the solver the gradients of the step. An error is final, whatever it is.
@@ -492,16 +517,33 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	if err, e.left = e.left, nil; err != nil {
 		return err
 	}
-	if e.dp, err = e.steps.Enter(comm, withMirrors(&e.holds)); e.dp != nil {
+	fresh := view.At[comm.Rank()].Phase == elastic.Empty
+	switch ends := view.Ending && view.Parts > 0; {
+	case ends && fresh:
+		return &elastic.StoppedError{Why: elastic.Finished}
+	case ends: // no step follows, and replicas may lack ranks
+		e.step, e.ended = view.Next(), fmt.Errorf("autograd: elastic training: %w: a rank that "+
+			"has a part of the model has left before the last step", backend.ErrClosed)
+		e.job.Job().CaughtUp(view.Generation)
+		return nil
+	}
+	tensor, err := e.split()
+	if err != nil {
+		return err
+	}
+	if e.dp, err = e.steps.Enter(e.data, tensor, withMirrors(&e.holds)); e.dp != nil {
 		e.dp.saver.History, e.dp.elastic = e.history, true
 	}
 	if err == nil && e.dp.mirrors.gone() != nil && !view.Ending { // else no step follows
 		err = e.dp.mirrors.lost
 	}
+	if tensor != nil && !lostRank(err) { // ranks with other parts do not wait for this one
+		err = Agree(backend.Label(comm, backend.ForNew), "", err)
+	}
 	if err != nil {
 		return e.mirrors.name(err, e.mirroring)
 	}
-	if e.first, e.share, err = TreeShare(e.micros, comm.Rank(), comm.Size()); err != nil {
+	if e.first, e.share, err = TreeShare(e.micros, e.data.Rank(), e.data.Size()); err != nil {
 		return err
 	}
 	if len(view.Fresh()) > 0 || e.dp.mirrors.moved() {
@@ -519,6 +561,26 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	}
 	e.job.Job().CaughtUp(view.Generation)
 	return nil
+}
+
+// split makes the group of the ranks with this rank's part of the model, and returns that of its
+// replica, nil if all have the whole.
+func (e *Elastic) split() (tensor backend.Communicator, err error) {
+	e.data = e.comm
+	if e.view.Parts == 0 {
+		return nil, nil
+	}
+	rank := e.comm.Rank()
+	part, replica := e.view.At[rank].Part, 0
+	for _, at := range e.view.At[:rank] {
+		if at.Part == part {
+			replica++
+		}
+	}
+	if e.data, err = e.comm.Split(part, rank); err == nil {
+		tensor, err = e.comm.Split(replica, part)
+	}
+	return tensor, err
 }
 
 // handed is what rank 0 tells replacements before it sends tensors.
@@ -545,7 +607,7 @@ func (e *Elastic) handOver() error {
 		Best: e.history.Best}}
 	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
 	all := map[string]backend.Buffer{}
-	if e.comm.Rank() == 0 || e.dp.mirrors != nil && !fresh {
+	if e.data.Rank() == 0 || e.dp.mirrors != nil && !fresh {
 		if e.progress != nil {
 			var err error
 			if of.Progress, err = marshal(e.progress); err != nil {
@@ -561,7 +623,7 @@ func (e *Elastic) handOver() error {
 	if err != nil {
 		return err
 	}
-	texts, err := group.FramedOver(e.comm)(text)
+	texts, err := group.FramedOver(e.data)(text)
 	if err != nil {
 		return err
 	}
@@ -581,7 +643,7 @@ func (e *Elastic) handOver() error {
 				memory = residence.Zeros(t.DType, t.Len)
 			}
 			c := backend.Collective{Kind: backend.Broadcast}
-			err = group.RunOnHost(e.comm, c, memory, memory)
+			err = group.RunOnHost(e.data, c, memory, memory)
 		}
 		if err != nil {
 			return err

@@ -247,10 +247,14 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	defer stop()
 	r := &Result{}
 	var err error
-	if t.elastic = m.Elastic(); t.elastic != nil {
-		err = t.trainElastic(ctx, r)
-	} else {
+	switch t.elastic = m.Elastic(); {
+	case t.elastic == nil:
 		err = t.end(t.train(ctx), r)
+	case t.elastic.Size() != t.comm.Size():
+		err = fmt.Errorf("%w: ranks of an elastic job that shard weights: write the loop, as "+
+			"examples/gpt does", backend.ErrUnsupported)
+	default:
+		err = t.trainElastic(ctx, r)
 	}
 	t.closeTrackers(err)
 	if r.Epochs = t.past.Epochs; err != nil {

@@ -27,7 +27,8 @@
 //
 // A [Layout] arranges the ranks of a communicator as data x sequence x tensor, with the ranks of a
 // tensor group side by side, then those of a sequence group. So if each machine has as many ranks
-// as a tensor group, only gradients and sequences travel between machines.
+// as a tensor group, only gradients and sequences travel between machines. Where ranks may be lost
+// and replaced, [NewElasticLayout] has them shard weights.
 //
 // A rank is in one group of each kind: a Tensor group shards weights, a Sequence group shards
 // positions, and l.Data is the ranks with the same part of the weights, which add up the gradients

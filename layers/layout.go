@@ -1,10 +1,12 @@
 package layers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 )
@@ -16,6 +18,7 @@ type Layout struct {
 	Data    backend.Communicator
 	Replica int // the number of this rank's samples among the DP parts of a batch
 	groups  [2]backend.Communicator
+	seat    *seat // the Tensor group of an elastic job, nil elsewhere
 }
 
 // Sizes are the numbers of ranks among which samples, positions and weights are sharded.
@@ -53,6 +56,67 @@ func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, 
 	}
 	return l, nil
 }
+
+// NewElasticLayout is for the graph of an elastic job (vm.WithElastic) whose ranks form replicas of
+// so many tensor ranks each, as many as there are ranks for. The processes of other ranks end, and
+// those that take their place wait until there are enough. A process has the same part of the
+// weights in all generations, a replacement that of which the fewest are left. All processes call
+// it before vm.New; it is not collective.
+//
+// Errors: [backend.ErrArgument] for less than one tensor rank; those of the job, such as one that
+// does not begin with a multiple of them.
+func NewElasticLayout(ctx context.Context, job autograd.Job, tensor int) (*Layout, error) {
+	if err := backend.Given("layers.NewElasticLayout", "ctx", ctx, "job", job); err != nil {
+		return nil, err
+	}
+	if tensor < 1 {
+		return nil, fmt.Errorf("layers: NewElasticLayout: %w: %d tensor ranks", backend.ErrArgument,
+			tensor)
+	}
+	part, err := job.Job().Divide(ctx, tensor)
+	if err != nil {
+		return nil, fmt.Errorf("layers: NewElasticLayout: %w", err)
+	}
+	l := &Layout{Sizes: Sizes{1, 1, tensor}, Data: autograd.Solo()}
+	l.groups = [2]backend.Communicator{autograd.Solo(), autograd.Solo()}
+	if tensor > 1 {
+		l.seat = &seat{l.Data, part, tensor}
+		l.groups[Tensor] = l.seat
+	}
+	return l, nil
+}
+
+// seat is a rank's place in the Tensor group of an elastic job, which has another communicator in
+// each generation.
+type seat struct {
+	backend.Communicator
+	part, parts int
+}
+
+// Name implements [backend.Communicator].
+func (s *seat) Name() string { return "elastic/tensor" }
+
+// Rank implements [backend.Communicator].
+func (s *seat) Rank() int { return s.part }
+
+// Size implements [backend.Communicator].
+func (s *seat) Size() int { return s.parts }
+
+// Start implements [backend.Communicator].
+func (s *seat) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
+	error) {
+	if s.Communicator.Size() != s.parts {
+		return nil, fmt.Errorf("%w: %v of ranks that are not together: run the graph of a "+
+			"layers.NewElasticLayout in turns of vm.WithElastic", backend.ErrArgument, c)
+	}
+	return s.Communicator.Start(q, c, dst, src)
+}
+
+// Unwrap implements [backend.Wrapper].
+func (s *seat) Unwrap() []backend.Communicator { return []backend.Communicator{s.Communicator} }
+
+// move takes the communicator of a generation.
+func (s *seat) move(comm backend.Communicator) { s.Communicator = comm }
 
 // sameSizes returns an error on all ranks unless all have the same sizes, whose product is the
 // number of ranks.

@@ -11,11 +11,15 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
+
+// job is embedded where autograd.Job has a method of that name.
+type job interface{ autograd.Job }
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
@@ -34,6 +38,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"NewBuilder": {F: build, Args: []any{g, layout, tensor.Float32, uint64(1)}},
 		"Initialize": {F: Initialize, Args: []any{uint64(1), Glorot, w}},
 		"NewLayout":  {F: NewLayout, Args: []any{comm, 1, 1, 1}},
+		"NewElasticLayout": {F: NewElasticLayout, Args: []any{t.Context(),
+			struct{ job }{}, 2}},
 	}, map[string]string{
 		"Place": "the operation that uses the node has the error",
 		"Whole": "the operation that uses the node has the error",

@@ -49,6 +49,9 @@ func (b *Builder) says() *terms.Terms {
 		l := b.layout
 		b.terms = &terms.Terms{Layout: l.String(), Data: l.Data, Tensor: l.groups[Tensor],
 			Replicas: l.DP, Parts: map[string]bool{}}
+		if l.seat != nil {
+			b.terms.Moves = l.seat.move
+		}
 		terms.Write(b.graph, b.terms)
 	}
 	return b.terms

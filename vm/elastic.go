@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/terms"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
@@ -48,7 +49,9 @@ import (
 // these do not fit into [WithMemory], the rank goes on with the least memory that planning finds,
 // and says so ([Notice]).
 //
-// [WithShards] has ranks shard the solver's state, each part with a copy on another rank.
+// [WithShards] has ranks shard the solver's state, each part with a copy on another rank. With a
+// graph of layers.NewElasticLayout ranks on hosts shard the weights, each part with a copy on every
+// other replica.
 //
 // Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
 // several ranks, rank 0 copies the parameters from its GPU and all others get them; with shards all
@@ -90,7 +93,7 @@ type elastic struct {
 	placed   bool              // on a device
 	kept     *exec.Kept        // on the device, from Leave to the end of Enter
 	alone    bool              // a step is applied, and its parameters are not spread
-	said     int               // bytes of the solver's state
+	said     int               // bytes of the solver's state, or replicas
 }
 
 // start connects the machine, unless it has a problem. It closes the job if it fails.
@@ -116,6 +119,19 @@ func (e *elastic) refuse(problem error) error {
 	case m.device != nil:
 		return fmt.Errorf("vm: WithElastic: %w: the machine is on %s: give New a nil device: it "+
 			"runs on that of the job's communicators", backend.ErrArgument, m.device.Name())
+	case m.shards != 0 && e.layout() != nil:
+		return fmt.Errorf("vm: WithShards: %w: with WithElastic and a layers.NewElasticLayout, "+
+			"whose ranks shard weights: leave one of them out", backend.ErrUnsupported)
+	}
+	return nil
+}
+
+// layout returns what the graph says if ranks have parts of the model, else nil.
+func (e *elastic) layout() *terms.Terms {
+	for _, t := range terms.All(e.machine.graph) {
+		if t.Moves != nil {
+			return t
+		}
 	}
 	return nil
 }
@@ -148,9 +164,17 @@ func (e *elastic) Leave(last bool) (err error) {
 
 // Enter implements [autograd.Steps]. It keeps plans for the next time that this rank has as many
 // micro-batches.
-func (e *elastic) Enter(comm backend.Communicator, mirrors autograd.Option) (
+func (e *elastic) Enter(comm, tensor backend.Communicator, mirrors autograd.Option) (
 	*autograd.DataParallel, error) {
-	m := e.machine
+	m, of := e.machine, e.layout()
+	switch {
+	case (of == nil) != (tensor == nil):
+		return nil, fmt.Errorf("vm: WithElastic: %w: ranks have parts of the model, as "+
+			"layers.NewElasticLayout says: build the graph on its layout", backend.ErrArgument)
+	case of != nil && comm.Device().Name() != "host":
+		return nil, fmt.Errorf("vm: WithElastic: %w: ranks that shard weights on %s: set "+
+			"EURYALE_BACKEND=host", backend.ErrUnsupported, comm.Device().Name())
+	}
 	if err := e.place(comm.Device()); err != nil {
 		return nil, err
 	}
@@ -164,6 +188,10 @@ func (e *elastic) Enter(comm backend.Communicator, mirrors autograd.Option) (
 	if m.shards != 0 {
 		m.parallel.options = append(slices.Clone(e.options), mirrors)
 	}
+	if of != nil {
+		of.Moves(tensor)
+		m.parallel.options = append(slices.Clone(e.options), autograd.WithParts(tensor, of.Sharded))
+	}
 	if err := m.train(m.micro.share(true, comm.Rank(), comm.Size())); err != nil {
 		return nil, errors.Join(err, m.parallel.close())
 	}
@@ -171,7 +199,26 @@ func (e *elastic) Enter(comm backend.Communicator, mirrors autograd.Option) (
 	kept.Outdate() // until the next step, or Pull
 	e.kept, e.alone = nil, false
 	e.sayCopies()
+	if tensor != nil && tensor.Rank() == 0 {
+		e.sayReplicas(tensor.Size())
+	}
 	return m.parallel.data, kept.Close()
+}
+
+// sayReplicas says what a rank of a replica has, and who has a copy, if that has changed.
+func (e *elastic) sayReplicas(ranks int) {
+	m := e.machine
+	others := m.parallel.comm.Size() - 1
+	if m.parallel.comm.Rank() == 0 && e.said != 1+others {
+		_, bytes := m.solver.copied()
+		for _, n := range m.solver.learnables {
+			bytes += int(n.Dtype().Size()) * n.Shape().TotalSize()
+		}
+		m.notice(fmt.Sprintf("vm: WithElastic: rank 0 of the %d of a replica keeps %d bytes of "+
+			"parameters and solver's state; copies of each part on other replicas: %d", ranks,
+			bytes, others))
+	}
+	e.said = 1 + others
 }
 
 // sayCopies says how much of the solver's state this rank has, if that has changed.
@@ -233,7 +280,10 @@ func (e *elastic) Reduce(n int, run func(i int) error) error {
 				"once in the function that Step is given", backend.ErrArgument, i, m.micro.done-i)
 		}
 	}
-	return nil
+	if parts, _ := m.parallel.parts(); parts == nil {
+		return nil
+	}
+	return m.parallel.fail(m.exec.Run(exec.Measure))
 }
 
 // Apply implements [autograd.Steps].

@@ -121,8 +121,8 @@ var refusals = []refusal{
 		}},
 	{[]string{"sequence ranks"}, []string{"WithTree", "WithElastic"}, "a rank runs whole " +
 		"micro-batches", nil},
-	{[]string{"data ranks", "tensor ranks"}, []string{"WithElastic"}, "elastic ranks are data " +
-		"ranks themselves: build on a layout of one rank", nil},
+	{[]string{"data ranks"}, []string{"WithElastic"}, "elastic ranks are data ranks themselves: " +
+		"build on layers.NewElasticLayout, or on a layout of one rank", nil},
 }
 
 // placed are refusals of features by where ranks compute, or with a third one, with words of the
@@ -139,6 +139,11 @@ var placed = []refusal{
 	{[]string{"ZeRO 3"}, nil, "compute on that device", func(s *setting) bool {
 		return s.kind == testenv.Staged && severalRanks(s)
 	}},
+	{[]string{"tensor ranks"}, nil, "EURYALE_BACKEND=host", func(s *setting) bool {
+		return s.has["WithElastic"] && s.kind != testenv.Hosts
+	}},
+	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, nil, "whose ranks shard weights: leave one of them " +
+		"out", func(s *setting) bool { return s.has["WithElastic"] && s.tp > 1 }},
 }
 
 func severalRanks(s *setting) bool { return s.dp*s.sp > 1 }
@@ -657,8 +662,7 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 		options = append(options, vm.WithShards(stages[n-1]))
 	}
 	if s.has["WithElastic"] {
-		return append(options, vm.WithElastic(context.Background(), newGeneration(r), s.runs,
-			data...))
+		return append(options, vm.WithElastic(context.Background(), r.job, s.runs, data...))
 	}
 	if s.alone {
 		add("Accumulate", vm.Accumulate(s.runs))
@@ -685,7 +689,7 @@ func (m *paired) evaluation(s *setting, r ranked) (err error) {
 	if !s.plain {
 		options = append(options, vm.WithFrozen(append(m.still(), m.learnables...)...))
 	}
-	if m.l.Data.Rank() > 0 || s.has["WithElastic"] && r.Comm.Rank() > 0 {
+	if m.l.Data.Rank() > 0 || s.has["WithElastic"] && r.Comm.Rank() >= s.tp {
 		for _, n := range m.learnables {
 			set(n.Value().(*tensor.Dense), 0, 3)
 		}
@@ -695,6 +699,9 @@ func (m *paired) evaluation(s *setting, r ranked) (err error) {
 	}
 	if m.evaluates, err = vm.New(m.b.Graph(), r.device, options...); err != nil {
 		return err
+	}
+	if s.has["WithElastic"] && s.tp > 1 { // ranks are together once they train
+		return nil
 	}
 	return m.evaluate(s)
 }
@@ -911,7 +918,10 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 	register := rendezvous.NewMemStore()
 	return o, testranks.Join(together(t, s.kind, s.ranks(), func(r ranked) error {
 		r.register = register
-		l := testranks.Must(s.layout(r.Comm))
+		if s.has["WithElastic"] {
+			r.job = newGeneration(r)
+		}
+		l := testranks.Must(s.layout(r))
 		defer l.Close()
 		samples := s.samples
 		if s.plain {
@@ -968,15 +978,16 @@ func (s *setting) ranks() int {
 	return s.dp * s.sp * s.tp
 }
 
-// layout returns the layout of the ranks. Elastic ranks have one each, unless that is refused.
-func (s *setting) layout(comm backend.Communicator) (*layered.Layout, error) {
-	if s.has["WithElastic"] && s.sp*s.tp == 1 && !s.has["data ranks"] {
-		return layered.NewLayout(autograd.Solo(), 1, 1, 1)
+// layout returns the layout of the ranks. Elastic ranks have one of their own, unless that is
+// refused.
+func (s *setting) layout(r ranked) (*layered.Layout, error) {
+	if s.has["WithElastic"] && s.sp == 1 && !s.has["data ranks"] {
+		return layered.NewElasticLayout(context.Background(), r.job, s.tp)
 	}
 	if s.plain {
-		return layered.NewLayout(comm, 1, 1, 1)
+		return layered.NewLayout(r.Comm, 1, 1, 1)
 	}
-	return layered.NewLayout(comm, s.dp, s.sp, s.tp)
+	return layered.NewLayout(r.Comm, s.dp, s.sp, s.tp)
 }
 
 // reference is a plain training on one rank, as few runs as the batch norms allow.

@@ -86,7 +86,7 @@ func main() {
 	flag.Parse()
 	cfg.check(0)
 	usage.Check("gpt", usage.Unless(!*elastic || cfg.tree > 0, "tree", "a number of micro-batches "+
-		"with --elastic"), usage.Unless(!*elastic || cfg.tp == 1, "tp", "1 with --elastic"))
+		"with --elastic"))
 	ctx := context.Background()
 	comm, job := autograd.Solo(), autograd.Job(nil)
 	if *elastic {

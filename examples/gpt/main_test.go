@@ -242,6 +242,32 @@ func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
 	}
 }
 
+// TestElasticTensorRanksHaveTheBitsOfATree: processes are killed, one of the first ones and some of
+// their replacements, and each replica's rank has its shard from another replica.
+func TestElasticTensorRanksHaveTheBitsOfATree(t *testing.T) {
+	flags := small(repeating(t)) + "0 --every 20 --tree 4 --tp 2" // 100 steps
+	loss, eval, _, params := ending(t, exampletest.Train(t, 2, flags))
+	for _, fault := range []string{"", "kill,rank=1,call=400", "kill,rank=2,call=900"} {
+		printed := elastic(t, 4, flags, "EURYALE_FAULT="+fault).Run(t)
+		gotLoss, gotEval, layout, got := ending(t, printed)
+		require.Check(t, gotLoss == loss && gotEval == eval && got == params &&
+			layout == "dp1xsp1xtp2", "%q: it ends with other numbers than %v, %v and %s:\n%s",
+			fault, loss, eval, params, printed)
+	}
+	dir := filepath.Join(t.TempDir(), "state")
+	signals := make(chan os.Signal, 1)
+	first := elastic(t, 4, flags+" --checkpoint "+dir)
+	first.Signals = signals
+	first.Out.Text, first.Out.Then = "step 40/", func() { signals <- syscall.SIGTERM }
+	err := first.Refused(t, "")
+	require.That(t, errors.As(err, new(*launch.Interrupted)), "it ends with %v:\n%s%s", err,
+		&first.Out, &first.Errs)
+	printed := exampletest.Train(t, 2, flags+" --checkpoint "+dir)
+	_, _, _, got := ending(t, printed)
+	require.Check(t, strings.Contains(printed, "going on after step ") && got == params, "it ends "+
+		"with other numbers than %s:\n%s", params, printed)
+}
+
 // TestTheSameBitsOnAnyCoresAndRanks: in a tree the order of additions depends on neither; and by
 // rank the loss is the same except for rounding.
 func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {

@@ -85,7 +85,11 @@ func newTrainer(comm backend.Communicator, job autograd.Job, cfg config) *traine
 			"and as many held out", len(t.corpus.training), len(t.corpus.heldOut), least)
 	}
 	check(autograd.Agree(comm, t.training, err)) // machines may have different versions of Go
-	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
+	if job == nil {
+		t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
+	} else {
+		t.layout = must(layers.NewElasticLayout(context.Background(), job, t.tp))
+	}
 	t.micro = cmp.Or(cfg.tree, t.layout.DP)
 	t.compile(job)
 	return t
@@ -328,16 +332,19 @@ func (t *trainer) save(next *past) error {
 
 // report verifies that all ranks have the same model, and prints what it has learnt.
 func (t *trainer) report() {
-	var params string
+	var params, text string
 	check(t.turn(func(*past) (err error) {
 		data := t.machine.DataParallel()
 		if err = errors.Join(t.machine.Pull(t.learnables...), data.Check()); err == nil {
 			params, err = data.Hash()
 		}
+		if err == nil {
+			text, err = t.write()
+		}
 		return err
 	}))
-	check(errors.Join(t.machine.Close(), t.eval.Close())) // another one writes, which needs memory
-	t.print("%s", t.write())
+	check(errors.Join(t.machine.Close(), t.eval.Close()))
+	t.print("%s", text)
 	n := len(t.past.Losses)
 	t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
 		mean(t.past.Losses[max(0, n-lastLosses):]), t.past.Eval, t.ranks().Size(), t.layout,
@@ -383,7 +390,7 @@ func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary in
 }
 
 // write returns what a trained model writes: all ranks draw the same. It is collective.
-func (t *trainer) write() string {
+func (t *trainer) write() (string, error) {
 	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, seed)
 	tokens, vocabulary := b.Tokens("tokens", 1, 1, t.context), len(t.corpus.characters)
 	logits := b.To(t.logits(b, tokens, vocabulary), layers.Tensor, layers.Replicated)
@@ -402,11 +409,13 @@ func (t *trainer) write() string {
 		seen := text[max(0, len(text)-t.context):]
 		window := make([]int, t.context) // what is behind the text changes nothing
 		copy(window, seen)
-		check(errors.Join(tokens.Set(window), m.RunAll()))
+		if err := errors.Join(tokens.Set(window), m.RunAll()); err != nil {
+			return "", err
+		}
 		next := draw(r, logits.Value().Data().([]float32)[(len(seen)-1)*vocabulary:][:vocabulary])
 		text, characters[i] = append(text, next), t.corpus.characters[next]
 	}
-	return strings.ToValidUTF8(string(characters), "\uFFFD")
+	return strings.ToValidUTF8(string(characters), "\uFFFD"), nil
 }
 
 // draw returns a token by the scores of all, by Gumbel's trick.

@@ -31,6 +31,12 @@
 // takes part in the decision has stopped before, and has posted its [Position]. All derive from
 // the view, and from nothing else, which step comes next: see [View.Next].
 //
+// # Parts
+//
+// Members may have parts of the model ([View].Parts), as tensor-parallel ranks do: they form whole
+// replicas then, the state is whole if there is one of each part, and a process has its part for
+// life. Members that are in no replica stop, and others come in their place.
+//
 // # Faults of members that live
 //
 // A process also posts which others it does not reach, and whom it blames. The members of the next

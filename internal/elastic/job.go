@@ -30,6 +30,7 @@ type record struct {
 	Posted  *Posted `json:",omitempty"`
 	Lives   *Lives  `json:",omitempty"`
 	Holds   *Holds  `json:",omitempty"`
+	Took    *Took   `json:",omitempty"`
 	Decided *View   `json:",omitempty"`
 	Dead    ID      `json:",omitempty"`
 }
@@ -90,6 +91,7 @@ type StoppedError struct {
 	ID        ID
 	Why       Reason
 	Unreached []ID  // those that it could not reach
+	Had       []ID  // those that had a part of the model that is lost
 	Last      error // of its calls, nil for none
 }
 
@@ -100,12 +102,18 @@ func (e *StoppedError) Error() string {
 		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
 		Failing:    "the members of the job fail in each try of a step",
 		Retired:    "it was told to end, and the others go on",
+		Surplus: "too few others are left for another replica of the model: the process that " +
+			"takes its place waits for more",
 		TooFew: "too few processes are alive, and no others have come in time: start more " +
 			"(--standby), or lower --min-ranks",
 		StateLost: "all processes that had the parameters have died: start the job again from " +
 			"its last checkpoint",
 	}
 	text := why[e.Why]
+	if len(e.Had) > 0 {
+		text = strings.Replace(text, "that had the parameters", "that had one part of the "+
+			"parameters ("+names(e.Had)+")", 1)
+	}
 	if e.Why == LeftBehind && (len(e.Unreached) > 0 ||
 		e.Last != nil && !strings.Contains(e.Last.Error(), left)) {
 		text = "the others go on without it"
@@ -127,12 +135,15 @@ type UnreachedError struct{ IDs []ID }
 
 // Error names them, and says what to look at.
 func (e *UnreachedError) Error() string {
-	names := make([]string, len(e.IDs))
-	for i, id := range e.IDs {
-		names[i] = "process " + id.String()
+	return fmt.Sprintf("it cannot reach %s: is a link down, or a port closed?", names(e.IDs))
+}
+
+func names(ids []ID) string {
+	all := make([]string, len(ids))
+	for i, id := range ids {
+		all[i] = "process " + id.String()
 	}
-	return fmt.Sprintf("it cannot reach %s: is a link down, or a port closed?",
-		strings.Join(names, ", "))
+	return strings.Join(all, ", ")
 }
 
 // Unwrap returns the last error.
@@ -147,7 +158,10 @@ func (e *StoppedError) Is(target error) bool { return e.Why == Finished && targe
 // Job is a Process that is driven by a register. Methods may be called by several goroutines.
 type Job struct {
 	id       ID
+	first    View // of the job
 	register Register
+	parts    int           // of the model, 0 for one
+	part     int           // that this process is made for
 	patience time.Duration // for enough processes
 	over     context.Context
 	end      context.CancelCauseFunc
@@ -191,7 +205,7 @@ type generation struct {
 // than limits.Least processes wait as long as patience for others.
 func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 	reach Unreached) *Job {
-	j := &Job{id: id, register: r, patience: patience, reach: reach,
+	j := &Job{id: id, first: first, register: r, patience: patience, reach: reach,
 		writes: make(chan writing, 64), next: make(chan generation, 1)}
 	j.over, j.end = context.WithCancelCause(context.Background())
 	if first.Rank(id) >= 0 {
@@ -205,6 +219,7 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 			return err
 		}
 		p, actions := NewReplacement(id, limits, present)
+		p.Divide(j.parts, j.part)
 		for _, e := range early {
 			actions = append(actions, p.Step(e)...)
 		}
@@ -212,6 +227,77 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 		return nil
 	}
 	return j
+}
+
+// Divide says how many parts the model has, and returns which one this process is to be made for: a
+// replacement takes that of which the fewest are left. Call it before Next. An error is one of the
+// register, or says that the first generation is not of whole replicas.
+func (j *Job) Divide(ctx context.Context, parts int) (part int, err error) {
+	if n := len(j.first.Members); n%parts > 0 {
+		return 0, fmt.Errorf("elastic: the job begins with %d ranks, and %d have the parts of the "+
+			"model: start a multiple of %[2]d (-n)", n, parts)
+	}
+	if parts == 1 {
+		return 0, nil
+	}
+	have := map[ID]int{} // those that are not dead
+	for r, id := range j.first.Members {
+		have[id] = r % parts
+	}
+	part, member := have[j.id]
+	if member && j.id != j.first.Members[0] { // one says how many there are, for who observes
+		return j.divided(parts, part), nil
+	}
+	for i := 0; ; {
+		if !member {
+			part = rarest(have, parts)
+		}
+		text, err := json.Marshal(record{Took: &Took{j.id, part, parts}})
+		done := false
+		if err == nil {
+			key := fmt.Sprintf("%s/%d", logKey, i)
+			_, done, err = j.register.CompareAndSwap(ctx, key, nil, text)
+		}
+		if err != nil {
+			return 0, unwritten(err)
+		}
+		if done {
+			return j.divided(parts, part), nil
+		}
+		texts, err := j.register.Entries(ctx, logKey, i)
+		if err != nil {
+			return 0, fmt.Errorf("read the log of the elastic job: %w", err)
+		}
+		for _, text := range texts {
+			switch e := decode(text).(type) {
+			case Took:
+				have[e.ID] = e.Part
+			case Dead:
+				delete(have, e.ID)
+			}
+		}
+		i += len(texts)
+	}
+}
+
+// rarest returns the part that the fewest processes have.
+func rarest(have map[ID]int, parts int) int {
+	counts := make([]int, parts)
+	for _, part := range have {
+		counts[part]++
+	}
+	return slices.Index(counts, slices.Min(counts))
+}
+
+// divided notes the part of this process, and returns it.
+func (j *Job) divided(parts, part int) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.parts, j.part = parts, part
+	if j.process != nil { // of the first generation
+		j.process.Divide(parts, part)
+	}
+	return part
 }
 
 // driveFrom drives a process, by the log from an entry on.
@@ -264,6 +350,8 @@ func (r record) event() Event {
 		return *r.Lives
 	case r.Holds != nil:
 		return *r.Holds
+	case r.Took != nil:
+		return *r.Took
 	case r.Decided != nil:
 		return Decided{*r.Decided}
 	case r.Dead != 0:
@@ -394,7 +482,10 @@ func (j *Job) act(actions []Action) {
 // stopped is why this process stops. j.mu is held.
 func (j *Job) stopped(why Reason) error {
 	e := &StoppedError{ID: j.id, Why: why}
-	if why != Finished && why != Retired && why != StateLost {
+	if why == StateLost && j.process.view.Parts > 0 && j.process.member() {
+		e.Had = j.process.lost()
+	}
+	if why != Finished && why != Retired && why != StateLost && why != Surplus {
 		e.Unreached, e.Last = j.process.posted[j.id].Unreached, j.last
 		says := ID(0) // who tells most of why
 		for id, post := range j.process.posted {
@@ -451,7 +542,7 @@ func (j *Job) Next(ctx context.Context) (v View, during context.Context, err err
 	}
 	select {
 	case g := <-j.next:
-		return g.View, g.during, nil
+		return g.divided(j.parts), g.during, nil
 	case <-j.over.Done():
 		err = context.Cause(j.over)
 	case <-ctx.Done():

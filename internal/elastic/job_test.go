@@ -383,3 +383,30 @@ func TestHoldersAreThoseThatAreKnownToHaveTheState(t *testing.T) {
 		require.Slices(t, fmt.Sprintf("after %+v", c.e), o.Holders(), c.want)
 	}
 }
+
+// TestAReplacementIsMadeForThePartThatTheFewestHave: dead ones have none.
+func TestAReplacementIsMadeForThePartThatTheFewestHave(t *testing.T) {
+	r, first := newTable(), First(1, 2, 3, 4)
+	o := NewObserver(first, nil)
+	for _, c := range []struct {
+		id   ID
+		dies []ID // before
+		want int
+	}{{1, nil, 0}, {2, nil, 1}, {3, nil, 0}, {4, nil, 1}, {5, []ID{2}, 1}, {6, nil, 0},
+		{7, []ID{4, 5}, 1}, {8, nil, 1}, {9, []ID{1, 6}, 0}} {
+		for _, id := range c.dies {
+			require.NoError(t, Bury(t.Context(), r, 0, id, func(int, Event) {}))
+		}
+		j := Start(r, c.id, Limits{1, 4}, first, time.Minute, nil)
+		t.Cleanup(j.Close)
+		part, err := j.Divide(t.Context(), 2)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("the part of process %v", c.id), part, c.want)
+	}
+	e, err := Entry(t.Context(), r, 0)
+	require.NoError(t, err)
+	o.Hear(e)
+	require.Equal(t, "what an observer knows of process 1", o.Part(2), 1)
+	_, err = Start(r, 1, Limits{1, 4}, first, time.Minute, nil).Divide(t.Context(), 3)
+	require.Fails(t, "parts that do not divide the ranks", err, "start a multiple of 3")
+}

@@ -25,7 +25,7 @@ func (p *Process) choose(next *View) (failing bool) {
 	members := len(next.Members)
 	if !next.Ending {
 		for _, id := range p.replacements() {
-			next.add(id, Position{})
+			next.add(id, Position{Part: p.posted[id].Position.Part})
 		}
 	}
 	branches := maxBranches
@@ -34,8 +34,8 @@ func (p *Process) choose(next *View) (failing bool) {
 	if members == 1 && p.posted[next.Members[0]].Position.Retiring { // who replaces it comes first
 		most = max(most, 2)
 	}
-	kept := next.Members[:min(len(next.Members), most)]
-	next.keep(kept)
+	next.limit(most)
+	kept := next.Members
 	if !p.enough(p.view) || members < len(p.view.Members) ||
 		!slices.ContainsFunc(kept, func(id ID) bool { return p.posted[id].Idle }) {
 		return false
@@ -57,6 +57,7 @@ func (p *Process) choose(next *View) (failing bool) {
 	}
 	next.Tries, next.Fault = 0, out
 	next.keep(slices.DeleteFunc(slices.Clone(kept), func(id ID) bool { return id == out }))
+	next.limit(most)
 	return false
 }
 
@@ -108,6 +109,12 @@ func (p *Process) mutual(v *View, ids []ID, branches *int) []ID {
 // is large enough, it has more of the present members, it is larger, or its ranks are lower.
 func (p *Process) better(v *View, ids, others []ID) bool {
 	score := func(ids []ID) [4]int {
+		if v.Parts > 0 {
+			trains := *v
+			trains.keep(ids)
+			trains.limit(len(ids))
+			ids = trains.Members
+		}
 		s := [4]int{0, 0, 0, len(ids)}
 		if v.holds(ids) {
 			s[0] = 1

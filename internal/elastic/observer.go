@@ -104,6 +104,14 @@ func (o *Observer) Holders() (ids []ID) {
 	return ids
 }
 
+// Part returns the part of the model that a process is made for.
+func (o *Observer) Part(id ID) int {
+	if r := o.job.view.Rank(id); r >= 0 {
+		return o.job.view.At[r].Part
+	}
+	return o.job.posted[id].Position.Part
+}
+
 // Idle reports whether a process is ready, and not let in.
 func (o *Observer) Idle(id ID) bool {
 	_, ready := o.job.posted[id]

@@ -80,6 +80,11 @@ type (
 		Generation int
 		ID         ID
 	}
+	// Took says that a process is made for one of several parts of the model.
+	Took struct {
+		ID          ID
+		Part, Parts int
+	}
 	// Lingers says that others have waited a while for this process to stop, and it has not.
 	Lingers struct{ Generation int }
 	// GraceOver says that members which have not posted where they have stopped, and do not live,
@@ -150,6 +155,7 @@ const (
 	StateLost                // no process with the state of the training is alive
 	Failing                  // the members cannot take a step together, and it is not clear why
 	Retired                  // it was told to end, and the others go on
+	Surplus                  // there are not enough others for another replica
 )
 
 // Report is what a process says of the others when it stops.
@@ -212,6 +218,12 @@ func newProcess(id ID, limits Limits, view View) *Process {
 		posted: map[ID]Posted{}, lives: map[ID]bool{}, holds: map[ID]bool{}}
 }
 
+// Divide says that the model has parts, and which one this process is made for. It comes before all
+// events.
+func (p *Process) Divide(parts, part int) {
+	p.view, p.at.Part = p.view.divided(parts), part
+}
+
 // Step takes an event and returns what to do, in this order.
 func (p *Process) Step(e Event) []Action {
 	if p.state == Stopped {
@@ -229,7 +241,23 @@ func (p *Process) View() View { return p.view }
 // Waits reports whether replacements are ready, so that the members should agree to admit them in
 // the barrier of the step that is under way.
 func (p *Process) Waits() bool {
-	return p.Ready() && len(p.alive(p.view.Members)) < p.limits.Most
+	if !p.Ready() {
+		return false
+	}
+	next := View{Parts: p.view.Parts}
+	for r, id := range p.view.Members {
+		if !p.dead[id] {
+			next.add(id, p.view.At[r])
+		}
+	}
+	members := next.Members
+	for _, id := range p.replacements() {
+		if p.reaches(id, members) {
+			next.add(id, p.posted[id].Position)
+		}
+	}
+	next.limit(p.limits.Most)
+	return len(next.Members) > len(members)
 }
 
 // Ready reports whether replacements are ready, also if all members are there.
@@ -253,7 +281,9 @@ func (p *Process) enter(v View) []Action {
 }
 
 // enough reports whether a generation has members enough to train.
-func (p *Process) enough(v View) bool { return v.Ending || len(v.Members) >= p.limits.Least }
+func (p *Process) enough(v View) bool {
+	return v.Ending || len(v.Members) >= max(p.limits.Least, v.Parts)
+}
 
 // hear makes a generation the present one.
 func (p *Process) hear(v View) {
@@ -313,7 +343,7 @@ func (p *Process) decide() []Action {
 // present returns the next generation, of those present members that go on. It is complete unless
 // it must wait for a member; silent says that a member is alive and did not answer in time.
 func (p *Process) present() (next View, complete, silent bool) {
-	next = View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
+	next = View{Generation: p.view.Generation + 1, Ending: p.view.Ending, Parts: p.view.Parts}
 	for members := p.view.Members; p.settled < len(members); p.settled++ {
 		id := members[p.settled]
 		if _, ok := p.posted[id]; !ok && !p.dead[id] {
@@ -341,10 +371,17 @@ func (p *Process) present() (next View, complete, silent bool) {
 			next.add(id, post.Position)
 		}
 	}
-	if next.order(); !next.Whole() && !silent && retires.Whole() { // one hands its state over first
-		next.add(retires.Members[0], retires.At[0])
-		next.order()
+	for r := 0; r < len(retires.At) && !silent && !next.Whole(); r++ {
+		if at := retires.At[r]; at.Phase != Empty && !next.has(at.Part) {
+			next.add(retires.Members[r], at) // it hands its state over first
+		}
 	}
+	if next.Ending && next.Parts > 0 { // nobody hands a state over that nobody has
+		next.keep(slices.DeleteFunc(slices.Clone(next.Members), func(id ID) bool {
+			return !next.has(next.At[next.Rank(id)].Part)
+		}))
+	}
+	next.order()
 	return next, true, silent
 }
 
@@ -359,6 +396,22 @@ func (p *Process) waitInVain() []Action {
 		return p.stop(StateLost)
 	}
 	return nil
+}
+
+// lost returns the members that had a part of the model that none has any more.
+func (p *Process) lost() (had []ID) {
+	left := View{Parts: p.view.Parts}
+	for id, post := range p.posted {
+		if !p.dead[id] {
+			left.add(id, post.Position)
+		}
+	}
+	for r, at := range p.view.At {
+		if !left.has(at.Part) && (had == nil || at.Part == p.view.At[p.view.Rank(had[0])].Part) {
+			had = append(had, p.view.Members[r])
+		}
+	}
+	return had
 }
 
 // alive returns the processes that are not known to be dead.
@@ -410,6 +463,7 @@ func (p *Process) current(generation int) bool {
 
 func (e At) apply(p *Process) []Action {
 	if p.state == CatchingUp || p.state == Training {
+		e.Position.Part = p.at.Part
 		p.at = e.Position
 	}
 	return nil
@@ -427,7 +481,7 @@ func (e CaughtUp) apply(p *Process) []Action {
 	if !p.current(e.Generation) || p.state != CatchingUp {
 		return nil
 	}
-	p.state, p.at = Training, Position{Step: p.view.Next(), Phase: Computing}
+	p.state, p.at = Training, Position{Step: p.view.Next(), Phase: Computing, Part: p.at.Part}
 	return nil
 }
 
@@ -536,6 +590,11 @@ func (e Holds) apply(p *Process) []Action {
 	return nil
 }
 
+func (e Took) apply(p *Process) []Action {
+	p.view = p.view.divided(e.Parts)
+	return nil
+}
+
 func (e Decided) apply(p *Process) []Action {
 	switch {
 	case e.View.Generation <= p.view.Generation:
@@ -550,6 +609,12 @@ func (e Decided) apply(p *Process) []Action {
 		return []Action{Interrupt{p.view.Generation}}
 	case p.at.Retiring:
 		return p.stop(Retired)
+	case e.View.Ending && p.at.Phase == Empty:
+		return p.stop(Finished)
+	}
+	if _, ready := p.posted[p.id]; ready && e.View.Parts > 0 && e.View.Fault != p.id &&
+		p.reaches(p.id, e.View.Members) {
+		return p.stop(Surplus)
 	}
 	return p.stop(LeftBehind)
 }

@@ -33,6 +33,7 @@ const (
 type simulated struct {
 	id       ID
 	host     int
+	part     int // of the model
 	p        *Process
 	heard    int     // of the news
 	timers   []timer // that run
@@ -66,14 +67,14 @@ type timer struct {
 // meeting is what the members of a generation share.
 type meeting struct {
 	view     View
-	dialled  map[ID]time.Duration // when it did
-	handed   time.Duration        // when the source has sent its state, 0 before
-	handover [2]uint64
+	dialled  map[ID]time.Duration  // when it did
+	handed   map[int]time.Duration // by part: when its source has sent its state
+	handover map[int][2]uint64
 	parts    map[int]map[ID]time.Duration // by step: when processes have sent gradients
 	barrier  map[int]map[ID]time.Duration // of a step: when it has entered
 	wishes   map[int]bool                 // members that ask to admit replacements
 	ready    map[int]bool                 // the same, if there was room
-	retires  map[int]int                  // by step: how many were told to end
+	retires  map[int]map[ID]bool          // by step: who was told to end
 	stays    map[int]bool                 // a member that was not
 	posted   map[ID]bool
 	revoked  bool
@@ -87,6 +88,7 @@ type simulation struct {
 	news        []Event
 	times       []time.Duration // of the news
 	limits      Limits
+	parts       int      // of the model, 0 for one
 	want        []uint64 // the state before each step
 	faults      int
 	notices     *rand.Rand    // says which fault is that a process is told to end; nil for none
@@ -117,6 +119,22 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 	s := newSimulation(rng, Limits{1 + rng.IntN(size), size}, simSteps, log)
 	s.faults = rng.IntN(8)
 	s.notices = rand.New(rand.NewPCG(seed, 62))
+	return s
+}
+
+// drawnInParts is a job of a seed whose model has parts.
+func drawnInParts(seed uint64, log *strings.Builder) *simulation {
+	rng := rand.New(rand.NewPCG(seed, 63))
+	parts := 2 + rng.IntN(2)
+	size := parts * (2 + rng.IntN(2))
+	s := newSimulation(rng, Limits{1 + rng.IntN(size), size}, simSteps, log)
+	s.faults, s.parts = 1+rng.IntN(8), parts
+	s.notices = rand.New(rand.NewPCG(seed, 64))
+	s.generations[0].view = s.generations[0].view.divided(parts)
+	for i, c := range s.procs {
+		c.part = i % parts
+		c.p.Divide(parts, c.part)
+	}
 	return s
 }
 
@@ -151,8 +169,8 @@ func newSimulation(rng *rand.Rand, limits Limits, steps int, log *strings.Builde
 func newMeeting(v View) *meeting {
 	return &meeting{view: v, dialled: map[ID]time.Duration{}, posted: map[ID]bool{},
 		parts: map[int]map[ID]time.Duration{}, barrier: map[int]map[ID]time.Duration{},
-		wishes: map[int]bool{},
-		ready:  map[int]bool{}, retires: map[int]int{}, stays: map[int]bool{}}
+		wishes: map[int]bool{}, handed: map[int]time.Duration{}, handover: map[int][2]uint64{},
+		ready: map[int]bool{}, retires: map[int]map[ID]bool{}, stays: map[int]bool{}}
 }
 
 // tell lets every process hear an event, when it has heard those before.
@@ -167,7 +185,16 @@ func (s *simulation) spawn(host int) {
 		present := s.generations[len(s.generations)-1].view
 		c.gen = present.Generation
 		p, actions := NewReplacement(c.id, s.limits, present)
-		c.p = p
+		if c.p = p; s.parts > 0 {
+			have := map[ID]int{}
+			for _, o := range s.procs {
+				if !o.killed && o != c {
+					have[o.id] = o.part
+				}
+			}
+			c.part = rarest(have, s.parts)
+			p.Divide(s.parts, c.part)
+		}
 		s.act(c, actions)
 	})
 }
@@ -262,12 +289,12 @@ func (s *simulation) timer(c *simulated, d time.Duration, e Event) {
 func (s *simulation) stop(c *simulated, why Reason) {
 	c.stopped = &why
 	s.Say("process %d: %v", c.id, []string{"finished", "left behind", "too few", "state lost",
-		"failing", "retired"}[why])
+		"failing", "retired", "surplus"}[why])
 	s.After(10*time.Millisecond, func() {
 		if !c.killed {
 			c.killed = true
 			s.tell(Dead{c.id})
-			if why == LeftBehind || why == Retired {
+			if why == LeftBehind || why == Retired || why == Surplus {
 				s.spawn(c.host)
 			}
 		}
@@ -286,6 +313,15 @@ func (s *simulation) propose(v View) {
 // refuses notes a generation of members that have not reached each other since the one before
 // broke.
 func (s *simulation) refuses(v View) {
+	for r, id := range v.Members {
+		if v.Ending || s.parts == 0 {
+			break
+		}
+		if part := r % s.parts; s.procs[id-1].part != part || v.At[r].Part != part ||
+			len(v.Members)%s.parts > 0 || r < s.parts && v.At[r].Phase == Empty {
+			s.wrong = fmt.Errorf("generation %d has no whole replicas: %+v", v.Generation, v)
+		}
+	}
 	before := s.generations[v.Generation-1]
 	cut := func(a, b ID) bool {
 		l := s.Links[s.procs[a-1].host][s.procs[b-1].host]
@@ -402,19 +438,23 @@ func (s *simulation) work(c *simulated, g *meeting) (time.Duration, func() error
 }
 
 func (s *simulation) catchUp(c *simulated, g *meeting) (time.Duration, func() error) {
+	source := slices.IndexFunc(g.view.At, func(p Position) bool {
+		return p.Phase != Empty && p.Part == c.part
+	})
 	switch {
-	case !c.has && g.handed == 0:
+	case !c.has && g.handed[c.part] == 0:
 		return sim.Never, nil
 	case !c.has:
-		return s.arrives(g.view.Members[0], g.handed, c), func() error {
-			c.has, c.state, c.step = true, g.handover[0], int(g.handover[1])
+		return s.arrives(g.view.Members[source], g.handed[c.part], c), func() error {
+			sent := g.handover[c.part]
+			c.has, c.state, c.step = true, sent[0], int(sent[1])
 			s.step(c, At{Position{Step: c.step, Phase: Computing}})
 			return s.check(c)
 		}
 	}
 	return s.Now, func() error {
-		if g.view.Rank(c.id) == 0 {
-			g.handed, g.handover = s.Now, [2]uint64{c.state, uint64(c.step)}
+		if g.view.Rank(c.id) == source {
+			g.handed[c.part], g.handover[c.part] = s.Now, [2]uint64{c.state, uint64(c.step)}
 		}
 		s.step(c, CaughtUp{c.gen})
 		c.training, c.since = g.view.Next(), s.Now
@@ -444,7 +484,7 @@ func (s *simulation) train(c *simulated, g *meeting) (time.Duration, func() erro
 	case 1:
 		return s.all(g, g.parts[step], c), func() error {
 			c.sum, c.reduced = 0, step
-			for rank, size := 0, len(g.view.Members); rank < size; rank++ {
+			for rank, size := 0, len(g.view.Members)/max(1, s.parts); rank < size; rank++ {
 				for m := rank * simMicros / size; m < (rank+1)*simMicros/size; m++ {
 					c.sum += gradient(c.state, step, m)
 				}
@@ -458,12 +498,15 @@ func (s *simulation) train(c *simulated, g *meeting) (time.Duration, func() erro
 			g.barrier[step][c.id] = s.Now
 			g.wishes[step] = g.wishes[step] || c.p.Waits()
 			g.ready[step] = g.ready[step] || c.p.Ready()
+			if g.retires[step] == nil {
+				g.retires[step] = map[ID]bool{}
+			}
 			if c.retires {
-				g.retires[step]++
+				g.retires[step][c.id] = true
 			} else {
 				g.stays[step] = true
 			}
-			c.asked = c.retires
+			c.asked = c.retires && s.parts == 0
 			next()
 			return nil
 		}
@@ -476,8 +519,19 @@ func (s *simulation) pass(c *simulated, g *meeting) error {
 	if err := s.apply(c); err != nil {
 		return err
 	}
-	told := g.retires[c.training] > 0
-	admits := g.wishes[c.training] || told && (g.stays[c.training] || g.ready[c.training])
+	told := g.retires[c.training]
+	leaves := func(id ID) bool { // another one with this part stays
+		return told[id] && slices.ContainsFunc(g.view.Members, func(o ID) bool {
+			return !told[o] && s.procs[o-1].part == s.procs[id-1].part
+		})
+	}
+	admits := g.wishes[c.training]
+	if s.parts == 0 {
+		admits = admits || len(told) > 0 && (g.stays[c.training] || g.ready[c.training])
+	} else {
+		admits = admits || slices.ContainsFunc(g.view.Members, leaves)
+		c.asked = c.asked || leaves(c.id)
+	}
 	c.todo, c.training, c.since = 0, c.training+1, s.Now
 	s.step(c, Stepped{c.gen})
 	switch {
@@ -530,6 +584,18 @@ func (s *simulation) able() (ids []*simulated) {
 // returns the size of these groups, too.
 func (s *simulation) viable() (viable bool, most int) {
 	able, hosts := s.able(), len(s.Links)
+	if s.parts > 0 {
+		have, away := make([]int, s.parts), 0
+		for _, c := range able {
+			have[c.part]++
+		}
+		for _, id := range s.generations[len(s.generations)-1].view.Members {
+			if c := s.procs[id-1]; c.killed || c.closed || c.paused || c.asked || c.stopped != nil {
+				away++
+			}
+		}
+		return slices.Min(have) > 0 && away < 2, s.parts * slices.Min(have)
+	}
 	joined := func(of int, host func(i int) int) bool {
 		for i := range hosts {
 			for j := range i {
@@ -614,7 +680,7 @@ func (s *simulation) fault() {
 	}
 	s.Disturbed = s.Now
 	s.faults--
-	kind := s.Rand.IntN(8)
+	kind, last := s.Rand.IntN(8), s.generations[len(s.generations)-1]
 	if s.notices != nil && s.notices.IntN(6) == 0 {
 		kind = 8
 	}
@@ -629,7 +695,7 @@ func (s *simulation) fault() {
 		if try(func() { c.paused = false }) {
 			s.pause(c, s.Between(0, 3*time.Second))
 		}
-	case kind == 3 && s.done > 0:
+	case kind == 3 && s.done > 0 && (s.parts == 0 || last.view.Tries == 0 && !last.revoked):
 		s.Say("the calls of %d fail", c.id)
 		c.cut = true
 	case kind == 4:
@@ -641,11 +707,12 @@ func (s *simulation) fault() {
 		}
 	case kind == 8 && c.has:
 		alone := len(s.able()) == 1
-		if c.killed = true; try(func() { c.killed = false }) || alone { // it hands over first
+		// it hands over first
+		if c.killed = true; try(func() { c.killed = false }) || alone || s.parts > 0 {
 			s.Say("tell %d to end", c.id)
 			c.retires = true
 		}
-	case kind > 5 && kind < 8 && c.host != o && !there.Cut && !back.Cut:
+	case kind > 5 && kind < 8 && s.parts == 0 && c.host != o && !there.Cut && !back.Cut:
 		there.Cut, back.Cut = true, kind == 7
 		if try(func() { there.Cut, back.Cut = held[0], held[1] }) {
 			s.Say("cut %d-%d, both %t", c.host+1, o+1, kind == 7)
@@ -707,6 +774,7 @@ func (s *simulation) ended() error {
 			}
 		case *c.stopped == TooFew && c.frozen: // while the others went on
 		case *c.stopped == Retired && c.retires:
+		case *c.stopped == Surplus && s.parts > 0:
 		case *c.stopped != LeftBehind:
 			return fmt.Errorf("process %d has stopped for reason %d", c.id, *c.stopped)
 		}
@@ -719,6 +787,13 @@ func (s *simulation) ended() error {
 
 // TestJobsWithFaultsEndWithTheStateOfJobsWithout: EURYALE_ELASTIC_SEED=seed runs one alone.
 func TestJobsWithFaultsEndWithTheStateOfJobsWithout(t *testing.T) {
+	endAsWithout(t, drawn)
+}
+
+// TestJobsWithFaultsHaveWholeReplicas: of a model in parts, each handed over by who has it.
+func TestJobsWithFaultsHaveWholeReplicas(t *testing.T) { endAsWithout(t, drawnInParts) }
+
+func endAsWithout(t *testing.T, drawn func(seed uint64, log *strings.Builder) *simulation) {
 	generations, longest := 0, time.Duration(0)
 	sim.Seeds(t, "EURYALE_ELASTIC_SEED", func(seed uint64, log *strings.Builder) error {
 		s := drawn(seed, log)

@@ -34,6 +34,8 @@ type Position struct {
 	Leaving bool
 	// Retiring is a member that was told to end before its last step: the others go on without it.
 	Retiring bool `json:",omitempty"`
+	// Part is the part of the model that the process is made for: see [View].Parts.
+	Part int `json:",omitempty"`
 }
 
 // compare orders positions by progress; Empty is before all.
@@ -57,6 +59,9 @@ type View struct {
 	Tries int `json:",omitempty"`
 	// Fault is the member of the last generation that was left out as the culprit, 0 for none.
 	Fault ID `json:",omitempty"`
+	// Parts is how many parts the model has, 0 if members have all of it. Rank r of a generation
+	// has part r % Parts then, so that members form replicas; a process has one part for life.
+	Parts int `json:",omitempty"`
 }
 
 // First returns the first generation, whose members begin with one state.
@@ -66,6 +71,18 @@ func First(members ...ID) View {
 		at[i].Phase = Computing
 	}
 	return View{Members: members, At: at}
+}
+
+// divided returns the first generation of a job whose model has parts.
+func (v View) divided(parts int) View {
+	if v.Generation > 0 || parts < 2 {
+		return v
+	}
+	v.Parts, v.At = parts, slices.Clone(v.At)
+	for r := range v.At {
+		v.At[r].Part = r % parts
+	}
+	return v
 }
 
 // Rank returns the rank of a process, -1 if it is no member.
@@ -136,13 +153,50 @@ func (v View) Fresh() (ranks []int) {
 	return ranks
 }
 
-// Whole reports whether a member has the state of the training. Rank 0 has it then, and hands it to
-// those that have none.
-func (v View) Whole() bool { return len(v.At) > 0 && v.At[0].Phase != Empty }
+// Whole reports whether members have the state of the training, one of each part. The first ranks
+// have it then, and hand it to those that have none.
+func (v View) Whole() bool { return v.holds(v.Members) }
 
-// holds reports whether some of the members have the state of the training.
+// holds reports whether some of the members have the state of the training. Where the training
+// ends, each has all that it needs.
 func (v View) holds(ids []ID) bool {
-	return slices.ContainsFunc(ids, func(id ID) bool { return v.At[v.Rank(id)].Phase != Empty })
+	parts := map[int]bool{}
+	return slices.ContainsFunc(ids, func(id ID) bool {
+		if at := v.At[v.Rank(id)]; at.Phase != Empty {
+			parts[at.Part] = true
+		}
+		return len(parts) >= max(1, v.Parts) || v.Ending && len(parts) > 0
+	})
+}
+
+// has reports whether a member has the state of a part.
+func (v View) has(part int) bool {
+	return slices.ContainsFunc(v.At, func(p Position) bool {
+		return p.Phase != Empty && p.Part == part
+	})
+}
+
+// limit leaves out members beyond a number, and those that are in no whole replica. It puts the
+// others in the order of replicas; of each part the first ones stay.
+func (v *View) limit(most int) {
+	if v.Parts == 0 || v.Ending {
+		v.keep(v.Members[:min(len(v.Members), most)])
+		return
+	}
+	of := make([][]int, v.Parts) // the ranks
+	for r, at := range v.At {
+		of[at.Part] = append(of[at.Part], r)
+	}
+	n := most / v.Parts
+	for _, ranks := range of {
+		n = min(n, len(ranks))
+	}
+	all := *v
+	v.Members, v.At = nil, nil
+	for i := range n * v.Parts {
+		r := of[i%v.Parts][i/v.Parts]
+		v.add(all.Members[r], all.At[r])
+	}
 }
 
 // keep leaves out all members but some.

@@ -246,7 +246,7 @@ func (*bySolver) Spread() error { return nil }
 
 func (*bySolver) Leave(bool) error { return nil }
 
-func (s *bySolver) Enter(comm backend.Communicator, _ autograd.Option) (*autograd.DataParallel,
+func (s *bySolver) Enter(comm, _ backend.Communicator, _ autograd.Option) (*autograd.DataParallel,
 	error) {
 	s.comm = comm
 	d, err := autograd.New(comm, s.m.weights)

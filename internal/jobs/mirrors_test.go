@@ -71,6 +71,11 @@ func (m *mortalComm) Start(q backend.Queue, c backend.Collective, dst,
 	return m.Communicator.Start(q, c, dst, src)
 }
 
+func (m *mortalComm) Split(color, key int) (backend.Communicator, error) {
+	comm, err := m.Communicator.Split(color, key)
+	return &mortalComm{comm, m.job}, err
+}
+
 // stepped counts a step of a process. The second one after a death is of the ranks without it.
 func (d *deaths) stepped(id elastic.ID, _ *elasticModel, _ *autograd.Elastic) error {
 	d.mu.Lock()

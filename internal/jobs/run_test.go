@@ -81,6 +81,29 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 	require.Fails(t, "the rank that closed", errs[1], "Close was called on this rank")
 }
 
+func TestAbortEndsTheCallsOfGroups(t *testing.T) {
+	ended := make(chan error, 1)
+	require.Report(t, euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
+		part, err := comm.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		if comm.Rank() == 0 {
+			ended <- backend.Barrier(part)
+			return nil
+		}
+		comm.Abort(errors.New("enough"))
+		select {
+		case err := <-ended:
+			require.Fails(t, "a call of the group", err, "enough")
+		case <-time.After(10 * time.Second):
+			t.Error("a call of the group goes on")
+		}
+		return nil
+	}))
+}
+
 func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
 	require.NoError(t, euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 		_ sync.Locker) error {

@@ -344,21 +344,25 @@ func (s *supervisor) noteHalts(states map[int]string) (changed []*rank) {
 
 // endHalted soon ends a stopped process of an elastic job, and no other. One that is held in the
 // kernel may be reading a file; if others wait for it, they go on without it. Where all that have
-// the state of the training are stopped, as by a freeze of machines, none is at fault: their time
-// begins once one of them is known to run. A host reports its stopped processes, unless it is
-// stopped as a whole.
+// the state of the training, or its part of it, are stopped, as by a freeze of machines, none is at
+// fault: their time begins once one of them is known to run. A host reports its stopped processes,
+// unless it is stopped as a whole.
 func (s *supervisor) endHalted(states map[int]string) {
 	lives := func(r *rank) bool { return !r.over && !r.killed }
 	if s.idle() && !slices.ContainsFunc(s.ranks, lives) { // the kernel holds who is left
 		s.signal(syscall.SIGKILL)
 	}
-	goesOn := slices.ContainsFunc(s.pool.job.Holders(), func(id elastic.ID) bool {
-		r := s.rank(int(id) - 1)
-		return r != nil && !r.over && !r.halted && states[r.number] != unknown
-	})
+	goesOn := map[int]bool{} // by the part of the model
+	for _, id := range s.pool.job.Holders() {
+		if r := s.rank(int(id) - 1); r != nil && !r.over && !r.halted &&
+			states[r.number] != unknown {
+			goesOn[s.pool.job.Part(id)] = true
+		}
+	}
 	for _, r := range s.ranks {
-		over, done := s.pool.job.Over(elastic.ID(r.number + 1))
-		if r.halts++; !r.halted || done || !goesOn && !over {
+		id := elastic.ID(r.number + 1)
+		over, done := s.pool.job.Over(id)
+		if r.halts++; !r.halted || done || !goesOn[s.pool.job.Part(id)] && !over {
 			r.halts = 0
 		}
 		if r.halts == stoppedLooks {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -91,18 +93,21 @@ func (ps *parts) forgive() {
 	}
 }
 
+// all returns the groups that are open.
+func (ps *parts) all() []*part {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return slices.Collect(maps.Keys(ps.open))
+}
+
 // close closes the groups that are open, and those to come: no call of theirs goes on without the
 // job.
 func (ps *parts) close() error {
 	ps.mu.Lock()
 	ps.closed = true
-	var open []*part
-	for p := range ps.open {
-		open = append(open, p)
-	}
 	ps.mu.Unlock()
 	var errs []error
-	for _, p := range open {
+	for _, p := range ps.all() {
 		errs = append(errs, p.Close())
 	}
 	return errors.Join(errs...)
@@ -143,6 +148,14 @@ func (p *part) Close() error {
 func (s *Session) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
 	src backend.Buffer) (backend.Work, error) {
 	return s.Pass(q, what, count, dst, src)
+}
+
+// Abort implements [backend.Communicator]. It ends the calls of groups, too.
+func (s *Session) Abort(cause error) {
+	s.Communicator.Abort(cause)
+	for _, p := range s.parts.all() {
+		p.Abort(cause)
+	}
 }
 
 // Split implements [backend.Communicator].

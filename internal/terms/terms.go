@@ -24,6 +24,9 @@ type Terms struct {
 	// Data are the ranks that add up gradients, Tensor those that shard weights.
 	Data, Tensor backend.Communicator
 	Replicas     int // of a batch, among the ranks of Data
+	// Moves makes Tensor another communicator, nil where it is one for good. Any number of ranks
+	// may add up gradients then.
+	Moves func(tensor backend.Communicator)
 	// Batches is of how many batches the loss is a share of the mean, 0 if only the program knows.
 	Batches int
 	// Sum says that the gradients of the ranks of Data are terms of a sum.
@@ -66,7 +69,8 @@ const training = "give vm.New what Training of the layers.Builder returns"
 // Check returns why the gradients would be wrong.
 func (t *Terms) Check(u Use) error {
 	ranks, size, replicas := t.Data.Size(), 1, t.Replicas
-	alone := ranks == 1 && t.Tensor.Size() == 1 // any ranks may have such graphs
+	// any ranks may have such graphs
+	alone := t.Moves != nil || ranks == 1 && t.Tensor.Size() == 1
 	if u.Comm != nil {
 		size = u.Comm.Size()
 	}
@@ -77,7 +81,8 @@ func (t *Terms) Check(u Use) error {
 	switch {
 	case !alone && u.Elastic:
 		return fmt.Errorf("%w: %sranks may be lost, and the graph is of a layers.Layout of %s: "+
-			"build it on one of autograd.Solo", backend.ErrArgument, u.prefix(), t.Layout)
+			"build it on one of autograd.Solo, or of layers.NewElasticLayout", backend.ErrArgument,
+			u.prefix(), t.Layout)
 	case t.Tensor.Size() > 1 && u.Tiles:
 		return fmt.Errorf("%w: WithLossTiles: the ranks of a layers.Layout of %s shard the "+
 			"logits and exchange sums of all rows: leave the tiles out, or use 1 tensor rank",

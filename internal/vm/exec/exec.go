@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
@@ -147,9 +148,15 @@ func (e *Executor) prepare(layers []string) error {
 	}
 	for _, kind := range e.plan.Accumulation.Every() {
 		e.runs = append(e.runs, make([][]*segment, kind+1-len(e.runs))...)
-		e.runs[kind] = segmented(slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
+		steps := slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
 			return !s.Runs.Has(kind)
-		}), false)
+		})
+		if kind == ir.Apply {
+			n := 1 + slices.IndexFunc(steps, func(s *step) bool { return s.Measures() })
+			e.runs = append(e.runs, segmented(steps[:n], false))
+			steps = steps[n:]
+		}
+		e.runs[kind] = segmented(steps, false)
 	}
 	return e.prepareResults(arena)
 }
@@ -200,6 +207,10 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 
 // Workspace returns how many bytes loops and convolutions have for intermediate results.
 func (e *Executor) Workspace() int { return e.needs }
+
+// Measure is the first part of a run of kind [ir.Apply], which comes before the rest: up to where
+// ranks that have parts of gradients exchange the sum of their squares. The rest exchanges nothing.
+const Measure = ir.Apply + 1
 
 // Run starts the steps of a kind of run in order ([lower.Accumulation]), and stops at the first
 // error.

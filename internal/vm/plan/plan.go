@@ -65,6 +65,13 @@ func (p *Plan) Bare() *Plan {
 	return &bare
 }
 
+// Measures reports whether ranks that have parts of gradients exchange the sums of their squares in
+// the step.
+func (s Step) Measures() bool {
+	o, ok := s.Op.(ir.Opaque)
+	return ok && o.Index == lower.Squares
+}
+
 // Step is one operation on memory.
 type Step struct {
 	Op   ir.Op
