@@ -199,6 +199,10 @@ func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buff
 				return err
 			}
 		}
+		if kind == backend.AllGather && d.mirrors != nil {
+			w, err = d.startParts(b, d.mirrors.now, whole, chunk, b.sync, beside)
+			return err
+		}
 		what.Beside = beside
 		dst, src := whole, chunk
 		if kind == backend.ReduceScatter {
@@ -387,8 +391,10 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // shards between steps, all of a bucket or none: the caller gathers these itself, in its own
 // memory. All other parameters are whole on all ranks between steps.
 //
-// In an [Elastic] training several ranks have the same shard, all-reduces leave whole gradients,
-// and [Buckets.Spread] gives all ranks what each has updated; the result is nil where all have all.
+// In an [Elastic] training several ranks have the same shard, all-reduces leave whole gradients, an
+// all-gather is a broadcast of each shard by the first of these ranks, and [Buckets.Spread] gives
+// all ranks what each has updated, unless they have only shards; the result is nil where all have
+// all.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load reads the rank's shards from the files of any number of ranks.
@@ -419,6 +425,7 @@ func (x *Buckets) Shards(foreign bool, alone []bool) ([]Shard, error) {
 	if d.sharded = d.mirrors == nil || d.sharded; !d.sharded {
 		return nil, nil
 	}
+	d.alone = slices.Contains(alone, true)
 	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
 		of := d.shardOf(p, d.comm.Rank())

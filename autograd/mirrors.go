@@ -14,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// holding is which part of the solver's state a rank of an elastic training has, from generation to
-// generation. The zero value is for a process that has nothing.
+// holding is which part of the solver's state, or of all, a rank of an elastic training has, from
+// generation to generation. The zero value is for a process that has nothing.
 type holding struct {
 	held  fraction
 	stale bool // it has applied a step, and has only its part of the parameters
@@ -38,7 +38,7 @@ type mirrors struct {
 	own         *holding
 	before, now []fraction
 	begins      bool  // no rank had anything: before says that rank 0 had all
-	lost        error // of the state: all ranks have whole parameters
+	lost        error // of the state: nobody has a part of it
 }
 
 // partsOf divides buckets among ranks, of which it knows on which machines they are.
@@ -90,8 +90,8 @@ func (l *lostPart) Error() string {
 	if l.ranks != nil {
 		who = "processes " + strings.Join(l.ranks, " and ")
 	}
-	return fmt.Sprintf("a part of the solver's state is lost with %s: start the job again, from "+
-		"its newest checkpoint (Elastic.Load)", who)
+	return fmt.Sprintf("a shard is lost with %s: start the job again, from its newest checkpoint "+
+		"(Elastic.Load)", who)
 }
 
 // name adds to the error of a generation which members of the one before had the lost part.
@@ -208,17 +208,31 @@ func (d *reducer) shareOn(q backend.Queue, b *bucket, parts []fraction,
 
 // broadcastParts gives all ranks what each has of a bucket.
 func (d *reducer) broadcastParts(b *bucket, parts []fraction, why backend.Purpose) error {
-	list, err := sourcesOf(parts, b.count())
-	for _, s := range list {
-		c := backend.Collective{Kind: backend.Broadcast, Root: s.root, Origin: b.origin(why)}
-		at := b.data.Slice(s.from, s.to)
-		w, err := d.comm.Start(b.queue, c, at, at)
-		if err == nil {
-			err = w.Join(context.Background()) // communicators end their waits by themselves
-		}
-		if err != nil {
-			return fmt.Errorf("%v of %v: %w", c, b, err)
-		}
+	w, err := d.startParts(b, parts, b.data, backend.Buffer{}, b.origin(why), false)
+	if err == nil {
+		err = w.Join(context.Background()) // communicators end their waits by themselves
 	}
 	return err
+}
+
+// startParts starts to fill a bucket on all ranks with its parts, each from the first rank that has
+// it: from own, or if that is empty from its place.
+func (d *reducer) startParts(b *bucket, parts []fraction, whole, own backend.Buffer,
+	of *backend.Origin, beside bool) (all backend.Works, err error) {
+	list, err := sourcesOf(parts, b.count())
+	for _, s := range list {
+		c := backend.Collective{Kind: backend.Broadcast, Root: s.root, Origin: of, Beside: beside}
+		dst := whole.Slice(s.from, s.to)
+		src := dst
+		if own.Len() > 0 && s.root == d.comm.Rank() {
+			src = own.Slice(0, s.to-s.from)
+		}
+		w, err := d.comm.Start(b.queue, c, dst, src)
+		if err != nil {
+			_ = all.Join(context.Background()) // the memory is theirs until then
+			return nil, fmt.Errorf("%v of %v: %w", c, b, err)
+		}
+		all = append(all, w)
+	}
+	return all, err
 }

@@ -110,7 +110,8 @@ func newDataParallel(comm backend.Communicator, nodes gorgonia.Nodes, opts []Opt
 // An error is this rank's problem, of which all must hear.
 func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string, err error) {
 	use := o.use(d.comm)
-	if d.params, err = examineAll(nodes); err == nil {
+	part := o.mirrors != nil && o.mirrors.held.Of > 0 // ranks have others
+	if d.params, err = examineAll(nodes, part); err == nil {
 		err = o.foreign(d.params)
 	}
 	err = errors.Join(o.missing, err, o.check(), checkTerms(d.params, use))
@@ -187,17 +188,16 @@ func (d *DataParallel) mirror(m *holding) error {
 	}
 	if s.lost != nil && stale {
 		return s.lost
-	} else if s.lost != nil {
-		s.before[0] = all // as far as parameters go
 	}
 	d.mirrors, d.sharded = s, s.now[0].Of > 1
 	return nil
 }
 
-// hold notes that this rank has its part, and whether of the parameters it has no more.
+// hold notes that this rank has its part, and whether of the parameters it has no more, though
+// steps need all of them.
 func (d *DataParallel) hold(stale bool) {
 	if s := d.mirrors; s != nil && s.lost == nil {
-		*s.own = holding{s.now[d.comm.Rank()], stale && d.sharded}
+		*s.own = holding{s.now[d.comm.Rank()], stale && d.sharded && !d.alone}
 	}
 }
 
@@ -232,6 +232,9 @@ func (d *DataParallel) prepareBuckets() error {
 // through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
+		if d.mirrors.gone() != nil {
+			break // each rank goes on with what it has, until it needs the rest
+		}
 		if d.mirrors != nil {
 			if err := d.share(b, d.mirrors.before, backend.ForNew); err != nil {
 				return err

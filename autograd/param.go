@@ -62,7 +62,8 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	return p, nil
 }
 
-func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
+// examineAll examines all nodes. Of their elements this rank may have only a part if that is said.
+func examineAll(nodes gorgonia.Nodes, part bool) ([]*param, error) {
 	if len(nodes) == 0 {
 		return nil, errors.New("there are no parameters")
 	}
@@ -79,18 +80,19 @@ func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
 		}
 		params[i] = p
 	}
-	return params, untied(params)
+	return params, untied(params, part)
 }
 
 // untied returns an error if two parameters have the same memory.
-func untied(params []*param) error {
+func untied(params []*param, part bool) error {
 	values := make([]backend.Buffer, len(params))
 	for i, p := range params {
 		var err error
 		if values[i], err = p.value(); err != nil {
 			return err
 		}
-		if err = residence.Present(values[i]); err != nil {
+		err = residence.Present(values[i])
+		if err != nil && !(part && err == residence.OfOthers) {
 			return fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, err)
 		}
 	}

@@ -18,6 +18,7 @@ type reducer struct {
 	tree     *tree           // of the micro-batches of a machine; nil without WithTree
 	scale    float64         // of what ranks have added
 	mirrors  *mirrors        // the ranks' parts of buckets; nil without withMirrors
+	alone    bool            // between steps ranks have only their shards of parameters
 	buckets  []*bucket       // in the order in which they leave
 	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
 	memory   backend.Buffer  // of the buckets

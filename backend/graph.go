@@ -198,7 +198,7 @@ func (g *Graph) Launch(q Queue) (Work, error) {
 		}
 	}
 	g.before = nil // later replays come after this one
-	works := make(works, 0, len(g.all))
+	works := make(Works, 0, len(g.all))
 	if err := g.replay(q, g.all, &works); err != nil {
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func (g *Graph) Launch(q Queue) (Work, error) {
 }
 
 // replay starts the replays of all participants, each inside the one before it.
-func (g *Graph) replay(q Queue, all []Participant, works *works) error {
+func (g *Graph) replay(q Queue, all []Participant, works *Works) error {
 	if len(all) == 0 {
 		return g.replayer.Launch(q)
 	}
@@ -250,10 +250,11 @@ func (g *Graph) DestroyInReplay(cause error) error {
 	return replayer.Close()
 }
 
-// works holds the works of a replay with several communicators.
-type works []Work
+// Works are several calls that are one to who waits, as of a replay with several communicators.
+type Works []Work
 
-func (w works) Wait(q Queue) error {
+// Wait implements [Work].
+func (w Works) Wait(q Queue) error {
 	var errs []error
 	for _, one := range w {
 		errs = append(errs, one.Wait(q))
@@ -262,7 +263,7 @@ func (w works) Wait(q Queue) error {
 }
 
 // Join waits for all of them: the buffers are in use until then.
-func (w works) Join(ctx context.Context) error {
+func (w Works) Join(ctx context.Context) error {
 	var errs []error
 	for _, one := range w {
 		errs = append(errs, one.Join(ctx))
@@ -270,7 +271,8 @@ func (w works) Join(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (w works) Done() bool {
+// Done implements [Work].
+func (w Works) Done() bool {
 	return !slices.ContainsFunc(w, func(one Work) bool { return !one.Done() })
 }
 

@@ -97,6 +97,7 @@ func (m *Machine) MicroBatches() (first, n, all int) {
 type micro struct {
 	lower.Accumulation
 	done        int   // runs
+	most        int   // of the runs of a step, on any rank of a tree
 	accumulated bool  // by Accumulate
 	kinds       []int // of the runs of a step
 }
@@ -107,6 +108,14 @@ func (b *micro) kind() int {
 		return 0
 	}
 	return b.kinds[b.done]
+}
+
+// idle returns how many idle runs come before the next run: in the last one all ranks exchange.
+func (b *micro) idle() int {
+	if !b.Idles || b.done > 0 {
+		return 0
+	}
+	return b.most - b.Runs
 }
 
 // last reports whether the next run ends a step.
@@ -153,6 +162,7 @@ func (b *micro) share(solver bool, rank, ranks int) (err error) {
 			backend.ErrArgument)
 	case b.Tree:
 		b.First, b.Runs, err = autograd.TreeShare(b.All, rank, ranks)
+		b.most = (b.All + ranks - 1) / ranks
 	case b.Runs < 1:
 		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument,
 			b.Runs)

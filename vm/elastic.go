@@ -49,9 +49,9 @@ import (
 // these do not fit into [WithMemory], the rank goes on with the least memory that planning finds,
 // and says so ([Notice]).
 //
-// [WithShards] has ranks shard the solver's state, each part with a copy on another rank. With a
-// graph of layers.NewElasticLayout ranks on hosts shard the weights, each part with a copy on every
-// other replica.
+// [WithShards] has ranks shard the solver's state, and the learnables, each part with a copy on
+// another rank. With a graph of layers.NewElasticLayout ranks on hosts shard the weights, each part
+// with a copy on every other replica.
 //
 // Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
 // several ranks, rank 0 copies the parameters from its GPU and all others get them; with shards all
@@ -93,7 +93,7 @@ type elastic struct {
 	placed   bool              // on a device
 	kept     *exec.Kept        // on the device, from Leave to the end of Enter
 	alone    bool              // a step is applied, and its parameters are not spread
-	said     int               // bytes of the solver's state, or replicas
+	said     int               // bytes of the shards, or replicas
 }
 
 // start connects the machine, unless it has a problem. It closes the job if it fails.
@@ -143,7 +143,7 @@ func (e *elastic) Leave(last bool) (err error) {
 	m.micro.done = 0
 	switch {
 	case last:
-		err = errors.Join(m.free(), e.kept.Pull(true))
+		err = errors.Join(m.freeBy(m.pullOwn), e.kept.Pull(true))
 	case m.exec == nil:
 		return nil
 	}
@@ -229,8 +229,12 @@ func (e *elastic) sayCopies() {
 	}
 	here, all := m.solver.copied()
 	if here != e.said {
-		m.notice(fmt.Sprintf("vm: WithShards: a rank of %d keeps %d of %d bytes of the solver's "+
-			"state, of which another one has a copy", m.parallel.comm.Size(), here, all))
+		what := "solver's state"
+		if m.shards&Parameters != 0 {
+			what = "parameters and the solver's state"
+		}
+		m.notice(fmt.Sprintf("vm: WithShards: a rank of %d keeps %d of %d bytes of the %s, of "+
+			"which another one has a copy", m.parallel.comm.Size(), here, all, what))
 	}
 	e.said = here
 }
@@ -300,7 +304,7 @@ func (e *elastic) Apply() error {
 	}
 	if err == nil {
 		m.norms.move()
-		e.alone = m.solver.on
+		e.alone = m.solver.whole
 	}
 	return err
 }
@@ -309,7 +313,7 @@ func (e *elastic) Apply() error {
 func (e *elastic) Spread() error {
 	m := e.machine
 	s, x := m.solver, m.parallel.exchange
-	if !s.on {
+	if !s.whole {
 		return nil
 	}
 	var err error

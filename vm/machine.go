@@ -448,6 +448,11 @@ func (m *Machine) run(start func() error) error {
 		return err
 	}
 	last, err := m.micro.last(), checkLabels(m.read.Labels)
+	for range m.micro.idle() {
+		if err == nil {
+			err = m.exec.Run(ir.Idle)
+		}
+	}
 	if err == nil {
 		err = errors.Join(start(), m.exec.Fetch())
 	}
@@ -596,13 +601,15 @@ func (m *Machine) unfinished() error {
 }
 
 // free pulls what the plan writes and gives the executor's memory back.
-func (m *Machine) free() error {
+func (m *Machine) free() error { return m.freeBy(m.pull) }
+
+func (m *Machine) freeBy(pull func(wanted func(input) bool) error) error {
 	if m.exec == nil {
 		return nil
 	}
 	var err error
 	if m.lost() == nil {
-		err = errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState())
+		err = errors.Join(pull(func(in input) bool { return in.written }), m.pullState())
 	}
 	return errors.Join(err, m.closeExec((*exec.Executor).Close))
 }

@@ -99,8 +99,6 @@ type refusal struct {
 var refusals = []refusal{
 	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"WithTree"}, "ranks that update a part " +
 		"would add up other branches of the tree; one rank alone may", severalRanks},
-	{[]string{"ZeRO 3"}, []string{"WithElastic"}, "ranks run different numbers of micro-batches, " +
-		"and would gather parameters in each", nil},
 	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"sparse wire"}, "residuals are of whole " +
 		"buckets", severalRanks},
 	{[]string{"half wire", "sparse wire"}, []string{"WithTree", "WithElastic"}, "the sum would " +
@@ -137,7 +135,7 @@ var placed = []refusal{
 		return s.kind == testenv.Staged && severalRanks(s) && s.runs == 1
 	}},
 	{[]string{"ZeRO 3"}, nil, "compute on that device", func(s *setting) bool {
-		return s.kind == testenv.Staged && severalRanks(s)
+		return s.kind == testenv.Staged && severalRanks(s) && !s.has["WithElastic"]
 	}},
 	{[]string{"tensor ranks"}, nil, "EURYALE_BACKEND=host", func(s *setting) bool {
 		return s.has["WithElastic"] && s.kind != testenv.Hosts
@@ -1230,6 +1228,17 @@ func TestATreeOverTensorRanksTakesUnequalShares(t *testing.T) {
 		kind: testenv.Devices, dtype: tensor.Float64, samples: 1, runs: 3, solver: "SGD",
 		blocks: []string{"mlp", "attention"}, bucket: 1, share: 1}
 	s.check(t, leg{n: pairSteps})
+}
+
+// TestFullyShardedElasticRanksTakeUnequalShares: each gathers as often as the one that runs most
+// micro-batches, on devices that record graphs, too.
+func TestFullyShardedElasticRanksTakeUnequalShares(t *testing.T) {
+	for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged} {
+		s := &setting{has: map[string]bool{"WithElastic": true, "ZeRO 3": true, "Groups": true,
+			"evaluation": true}, dp: 4, sp: 1, tp: 1, kind: k, dtype: tensor.Float64, samples: 1,
+			runs: 30, solver: "SGD", blocks: []string{"mlp", "attention"}, bucket: 1, share: 1}
+		s.check(t, leg{n: pairSteps})
+	}
 }
 
 // TestSparseRanksWithPartsStayAlike: what tensor ranks all have stays the same on them where a

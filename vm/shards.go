@@ -43,8 +43,9 @@ const (
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
 // Close gather them on the host, and so do Load, Check and Hash, but not Save. All that gather are
-// collective. Pull before another machine, SaveWeights or the program itself reads them: the
-// elements of other ranks are NaN until then, and machines and SaveWeights refuse them. With
+// collective, so with [WithElastic] Close does not. Pull before another machine, SaveWeights or the
+// program itself reads them: the elements of other ranks are NaN until then, and machines and
+// SaveWeights refuse them. With
 // [WithPrecision] BF16 the same is true on every stage for learnables that only matrix
 // multiplications read. The ranks gather these in BF16: half the bytes, with bitwise identical
 // results, since matrix multiplications read no more. Without Parameters they do so once in a run,
@@ -57,8 +58,9 @@ const (
 // shards. With Accumulate sums of gradients are whole between runs, so Gradients saves nothing.
 //
 // With [WithElastic] each shard has a copy on another rank, so that none is lost with a rank: of P
-// ranks each keeps the solver's state of one part of P/2, rounded down, and says how many bytes
-// these are. Gradients saves nothing, and Parameters is refused. docs/elastic.md says more.
+// ranks each keeps the solver's state, and with Parameters the learnables, of one part of P/2,
+// rounded down, and says how many bytes these are. Gradients saves nothing. Learnables are gathered
+// in F32, in each micro-batch of the rank that has most. docs/elastic.md says more.
 //
 // In a checkpoint each rank has a file with its own shards. Load takes each rank's part from the
 // files of any number of ranks, with or without shards: docs/checkpoints.md. The solver's own State
@@ -73,8 +75,8 @@ const (
 // one before it is read.
 //
 // New returns ErrArgument without other ranks and for a stage without those before it;
-// ErrUnsupported with [WithTree], for Parameters with WithElastic, with compressions that keep
-// residuals, and for Gradients where the machine runs on the host and the communicator on a device.
+// ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
+// the machine runs on the host and the communicator on a device.
 func WithShards(what Shards) Option {
 	return func(m *Machine) {
 		m.once("WithShards")
@@ -91,10 +93,6 @@ func (what Shards) check(alone, elastic bool) error {
 		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, SolverState|Gradients, or "+
 			"these and Parameters, since a rank updates the elements whose gradients it has",
 			backend.ErrArgument, what)
-	case elastic && what&Parameters != 0:
-		return fmt.Errorf("vm: WithShards: %w: Parameters with WithElastic: ranks run different "+
-			"numbers of micro-batches, and would gather parameters in each: leave Parameters out",
-			backend.ErrUnsupported)
 	case elastic:
 		return nil
 	case alone:
@@ -109,7 +107,7 @@ type sharding struct {
 	parts        []autograd.Shard // what this rank updates, nil for all
 	fullySharded []bool           // the rank keeps only its part
 	half         []bool           // of these: the ranks gather it in BF16
-	gathered     map[int]int      // the steps after which it was, see gather
+	partial      []bool           // the host has only this rank's part
 	// buckets are in the plan's memory; what is gathered in BF16 stays so between steps
 	placed, persistent bool
 	mirrored
@@ -119,46 +117,48 @@ type sharding struct {
 // rank updates, too. The lists are by learnable.
 type mirrored struct {
 	on     bool
+	whole  bool             // between steps all ranks have all of each learnable
 	device bool             // own is not the learnables' memory
-	own    []backend.Buffer // the elements that this rank updates
+	own    []backend.Buffer // the elements that this rank updates, if all are whole
 	read   []bool           // from the learnable, whose elements the host may have changed
 }
 
 // shard shards the learnables among ranks, given the bucket of each. No parts are left if each
 // rank updates all.
 func (m *Machine) shard(buckets []int) (err error) {
-	s := m.solver
-	s.mirrored = mirrored{}
+	s, n, full := m.solver, len(buckets), m.shards&Parameters != 0
+	s.mirrored, s.partial, m.micro.Idles = mirrored{}, make([]bool, n), false
 	if s.parts = nil; m.shards == 0 || m.ranks == 1 {
 		return nil
 	}
-	if m.elastic != nil && m.parallel != nil {
-		s.parts, err = m.parallel.exchange.Shards(false, nil)
-		if n := len(s.parts); n > 0 {
-			s.fullySharded, s.half = make([]bool, n), make([]bool, n)
-			s.mirrored = mirrored{true, m.device != nil, make([]backend.Buffer, n), make([]bool, n)}
-		}
-		return err
-	}
-	s.half, s.fullySharded = m.halved(), make([]bool, len(buckets))
-	s.placed = m.shards&Gradients != 0 && !m.micro.Several() // sums stay from run to run
-	s.persistent = m.shards&Parameters == 0
+	s.half, s.fullySharded = m.halved(), make([]bool, n)
+	s.placed = m.shards&Gradients != 0 && !m.micro.Keeps() // sums stay from run to run
+	s.persistent = !full
 	whole := map[int]bool{} // buckets, of which all is gathered in one precision
 	for i, bucket := range buckets {
 		whole[bucket] = whole[bucket] || !s.half[i]
 	}
 	for i, bucket := range buckets {
 		s.half[i] = !whole[bucket]
-		s.fullySharded[i] = s.half[i] || m.shards&Parameters != 0
+		s.fullySharded[i] = s.half[i] || full
 	}
-	if m.parallel == nil { // of Summarize
-		for _, n := range s.learnables {
-			s.parts = append(s.parts, autograd.ShardOf(n.Shape().TotalSize(), 0, m.ranks))
+	shards := m.ranks // of Summarize
+	if m.elastic != nil {
+		shards /= 2
+	}
+	if m.parallel != nil {
+		if s.parts, err = m.parallel.exchange.Shards(s.placed, s.fullySharded); err != nil {
+			return fmt.Errorf("vm: WithShards: %w", err)
 		}
-		return nil
+	} else if shards > 1 {
+		for _, n := range s.learnables {
+			s.parts = append(s.parts, autograd.ShardOf(n.Shape().TotalSize(), 0, shards))
+		}
 	}
-	if s.parts, err = m.parallel.exchange.Shards(s.placed, s.fullySharded); err != nil {
-		return fmt.Errorf("vm: WithShards: %w", err)
+	if m.elastic != nil && s.parts != nil {
+		s.mirrored = mirrored{true, !full, m.device != nil && !full, make([]backend.Buffer, n),
+			make([]bool, n)}
+		m.micro.Idles = full
 	}
 	return nil
 }
@@ -166,11 +166,13 @@ func (m *Machine) shard(buckets []int) (err error) {
 // halved reports which learnables ranks may gather in BF16: those that nothing reads in F32. On
 // stages without Parameters they are gathered once in a step, so not where a step has several runs,
 // which would gather them again, and not where gradients are copied to the communicator's device.
+// Elastic ranks gather in F32: one that goes on alone gathers nothing.
 func (m *Machine) halved() []bool {
 	var inputs []int
 	var gradients []ir.ID
 	staged := m.device == nil && m.parallel != nil && m.parallel.comm.Device().Name() != "host"
-	apply := m.precision == BF16 && (m.shards&Parameters != 0 || !m.micro.Several() && !staged)
+	apply := m.precision == BF16 && !m.micro.Tree && (m.shards&Parameters != 0 ||
+		!m.micro.Several() && !staged)
 	for _, n := range m.solver.learnables {
 		gradient, ok := m.read.Value(n.Deriv())
 		input := slices.Index(m.read.Inputs, n)
@@ -202,22 +204,13 @@ func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
 
 // shard returns what this rank updates of a learnable, nil for all.
 func (s *sharding) shard(learnable int) *lower.Shard {
-	if s.parts == nil || s.on {
+	if s.parts == nil {
 		return nil
 	}
 	of, half := s.parts[learnable], s.half[learnable]
 	return &lower.Shard{From: of.From, To: of.To, Chunk: of.Chunk, Rank: of.Rank, Ranks: of.Ranks,
 		First: of.First, Placed: s.placed, FullyShard: s.fullySharded[learnable],
-		Half: half, Persistent: half && s.persistent}
-}
-
-// part returns what this rank updates of a learnable, nil for all or a shard.
-func (s *sharding) part(learnable int) *lower.Span {
-	if !s.on {
-		return nil
-	}
-	of := s.parts[learnable]
-	return &lower.Span{From: of.From, To: of.To}
+		Half: half, Persistent: half && s.persistent, Mirrored: s.on}
 }
 
 // ownOf returns the elements of a learnable that this rank updates: on a device they are apart.
@@ -256,6 +249,9 @@ func (s *solving) division() string {
 func (s *solving) copied() (here, all int) {
 	for i, n := range s.learnables {
 		size := s.fusion.Kept(i) * int(n.Dtype().Size())
+		if len(s.fullySharded) > 0 && s.fullySharded[i] {
+			size += int(n.Dtype().Size())
+		}
 		all += size * n.Shape().TotalSize()
 		if here += size * n.Shape().TotalSize(); s.on {
 			here += size * (s.parts[i].To - s.parts[i].From - n.Shape().TotalSize())
@@ -333,7 +329,7 @@ func (s *solving) gatherShards(p *parallel, wanted func(input) bool) error {
 	}
 	for i, n := range s.learnables {
 		in := input{node: n, shape: n.Shape(), written: true, shard: s.shardOf(n)}
-		if in.shard == nil || s.gathered[i] == s.steps || !wanted(in) {
+		if !s.partial[i] || !wanted(in) {
 			continue
 		}
 		memory, err := in.memory()
@@ -345,10 +341,7 @@ func (s *solving) gatherShards(p *parallel, wanted func(input) bool) error {
 		if err != nil {
 			return err
 		}
-		if s.gathered == nil {
-			s.gathered = map[int]int{}
-		}
-		s.gathered[i] = s.steps
+		s.partial[i] = false
 	}
 	return nil
 }

@@ -232,7 +232,7 @@ func (m *Machine) updates() (of lower.Solver, err error) {
 			buckets[i] = 0
 		}
 		of.Updates[i] = lower.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
-			Bucket: buckets[i], Rule: s.fusion.Update(i), Shard: s.shard(i), Own: s.part(i),
+			Bucket: buckets[i], Rule: s.fusion.Update(i), Shard: s.shard(i),
 			Lookups:   lookups,
 			Uncounted: parts != nil && !divided[i] && parts.Rank() > 0}
 		if half && buckets[i] > 0 { // some buckets stay F32
@@ -335,6 +335,7 @@ func (s *solving) bindStep(e *exec.Executor, b *micro) error {
 func (s *solving) countStep() {
 	if s != nil {
 		s.steps++
+		copy(s.partial, s.fullySharded)
 		s.fusion.Stepped()
 	}
 }

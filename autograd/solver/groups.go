@@ -226,7 +226,7 @@ func (g *Groups) check(state map[string]backend.Buffer, params []backend.Buffer)
 	}
 	for k, s := range g.groups {
 		own := within(state, k)
-		steps, stored, err := s.rule().parse(own)
+		_, stored, err := s.rule().parse(own)
 		if err == nil && len(stored) > 0 && len(stored) != len(g.params[k]) {
 			err = refuseGroups("its state is of %d parameters, and it has %d", len(stored),
 				len(g.params[k]))
@@ -238,7 +238,8 @@ func (g *Groups) check(state map[string]backend.Buffer, params []backend.Buffer)
 			}
 			err = s.CheckState(own, of)
 		}
-		if err == nil && steps == 0 && len(own) > 0 && s.rule().counter != "" {
+		_, counted := own[s.rule().counter] // 0 before the first step
+		if err == nil && !counted && len(own) > 0 && s.rule().counter != "" {
 			err = refuseGroups("its state has no number of steps")
 		}
 		if err != nil {

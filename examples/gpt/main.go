@@ -33,7 +33,8 @@
 //
 //	euryale run --elastic -n 2 --standby 1 ./examples/gpt --elastic --tree 4   # kill ranks
 //
-// With --shards 1 the ranks shard the solver's state, in an elastic job with a copy of each shard.
+// With --shards 1 to 3 the ranks shard the solver's state, gradients and parameters, in an elastic
+// job with a copy of each shard.
 //
 // The exit status is 2 for a wrong command line, 128 + n after signal n, and 1 for other failures.
 package main
@@ -78,7 +79,7 @@ func main() {
 	flag.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up")
 	flag.IntVar(&cfg.sp, "sp", 1, "ranks that shard the positions of each sample")
 	flag.IntVar(&cfg.tp, "tp", 1, "ranks that shard the weights")
-	flag.IntVar(&cfg.shards, "shards", 0, "shard 1: the solver's state, 2: gradients, too")
+	flag.IntVar(&cfg.shards, "shards", 0, "shard 1: solver state, 2: gradients, 3: weights, too")
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")
@@ -115,7 +116,7 @@ func (cfg config) check(ranks int) {
 	parts := cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1)
 	usage.Check("gpt", usage.Unless(cfg.tree == 0 || cfg.sp == 1, "sp", "1 with --tree, whose "+
 		"bits would depend on it"),
-		usage.Unless(cfg.shards <= 2, "shards", "0 to 2"),
+		usage.Unless(cfg.shards <= 3, "shards", "0 to 3"),
 		usage.Unless(cfg.width%cfg.heads == 0, "heads", "a divisor of --width %d", cfg.width),
 		usage.Unless(ranks%(cfg.sp*cfg.tp) == 0, "sp", "an --sp and a --tp whose product divides "+
 			"%d ranks", ranks),

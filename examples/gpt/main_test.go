@@ -217,13 +217,13 @@ func TestElasticRanksHaveTheBitsOfATree(t *testing.T) {
 	loss, eval, _, params := ending(t, exampletest.Train(t, 1, flags))
 	for name, next := range map[string]*exampletest.Job{
 		"elastic": elastic(t, 2, flags), "not elastic": exampletest.New(t, 2, flags),
-		"with shards": elastic(t, 4, flags+" --shards 1"),
+		"with shards": elastic(t, 4, flags+" --shards 3"),
 	} {
 		dir := filepath.Join(t.TempDir(), "state")
 		signals := make(chan os.Signal, 1)
 		ranks, shards := 3, ""
 		if name == "with shards" {
-			ranks, shards = 4, " --shards 1"
+			ranks, shards = 4, " --shards 3"
 		}
 		first := elastic(t, ranks, flags+shards+" --checkpoint "+dir,
 			"EURYALE_FAULT=kill,rank=1,call=150")

@@ -308,7 +308,7 @@ func (t *trainer) evaluate(next *past) error {
 		starts[i] = i * (len(t.corpus.heldOut) - t.context - 1) / (len(starts) - 1)
 	}
 	var err error
-	if t.machine.Elastic() != nil { // which may be on a GPU, where the other one is not
+	if t.machine.Elastic() != nil || t.shards > 2 { // on another device, or in parts
 		err = t.machine.Pull()
 	}
 	losses := make([]float64, evalBatches)

@@ -354,6 +354,12 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 			return "", fmt.Errorf("process %d: %w", id, err)
 		}
 	}
+	if r.way.shards&vm.Parameters != 0 {
+		pull := autograd.Turn{Exchange: func() error { return m.machine.Pull() }}
+		if err := e.Do(pull); err != nil {
+			return "", fmt.Errorf("process %d: %w", id, err)
+		}
+	}
 	r.ends(id, e)
 	err = errors.Join(e.Close(), m.machine.Close())
 	return m.state(), err
@@ -541,13 +547,15 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 			}
 		}
 	}
-	cutOffTwice(t, guarded, steps, stride/4+1)
-	cutOffTwice(t, shardedWays[1], steps, stride/4+1)
+	cutOffTwice(t, guarded, steps, 15, stride/4+1)
+	cutOffTwice(t, shardedWays[1], steps, 15, stride/4+1)
+	cutOffTwice(t, shardedWays[3], steps, 20, stride/4+1)
 }
 
-// cutOffTwice cuts a rank off in a step, and again while the ranks recover.
-func cutOffTwice(t *testing.T, way elasticWay, steps, stride int) {
-	const first, calls = 15, 9
+// cutOffTwice cuts a rank off in a call behind the first step, and again
+// while the ranks recover.
+func cutOffTwice(t *testing.T, way elasticWay, steps, first, stride int) {
+	const calls = 9
 	want := elasticAlone(t, steps, way)
 	for again := 1; again < calls; again += stride {
 		cutOff(t, way, steps, want, again%2 == 0, func(n int) bool {
@@ -729,7 +737,6 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 		"WithDataParallel": {option, vm.WithDataParallel(autograd.Solo())},
 		"or WithTree":      {option, vm.WithTree(4)},
 		"WithSolver, too":  {},
-		"leave Parameters": {option, vm.WithShards(vm.SolverState | vm.Gradients | vm.Parameters)},
 		"WithElastic says": {option, vm.Accumulate(2)},
 		"0 micro-batches":  {option, vm.WithElastic(t.Context(), job, 0)},
 		"elsewhere":        {option, vm.Keep()},

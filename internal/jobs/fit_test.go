@@ -249,9 +249,9 @@ func fitAlone(t *testing.T, more ...fit.Option) (hash, epochs string) {
 func TestATrainingByFitHasTheSameBitsWhereverARankIsCutOff(t *testing.T) {
 	cutOffInEachCall(t, 2, ofNorms)
 	cutOffInEachCall(t, 2, ofNorms, restoring()...)
-	sharded := ofNorms
-	sharded.shards = vm.SolverState
-	cutOffInEachCall(t, 4, sharded, restoring()...)
+	for _, shards := range []vm.Shards{vm.SolverState, everything} {
+		cutOffInEachCall(t, 4, elasticWay{normed: true, shards: shards}, restoring()...)
+	}
 }
 
 func cutOffInEachCall(t *testing.T, ranks int, way elasticWay, more ...fit.Option) {

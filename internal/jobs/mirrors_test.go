@@ -20,10 +20,15 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// shardedWays are trainings of which ranks shard the solver's state.
+// everything is what ranks shard in stage 3 of ZeRO.
+const everything = vm.SolverState | vm.Gradients | vm.Parameters
+
+// shardedWays are trainings of which ranks shard the solver's state, or everything.
 var shardedWays = []elasticWay{
 	{shards: vm.SolverState}, {shards: vm.SolverState | vm.Gradients, guarded: true},
+	{shards: everything}, {shards: everything, guarded: true},
 	{shards: vm.SolverState, normed: true}, {shards: vm.SolverState, guarded: true, tiled: true},
+	{shards: everything, normed: true}, {shards: everything, guarded: true, tiled: true},
 }
 
 // whole is the way without shards.
@@ -138,15 +143,23 @@ func TestAShardSurvivesTheDeathOfARankInAnyCall(t *testing.T) {
 	require.Check(t, died > seeds, "only %d ranks have died", died)
 }
 
-// TestRanksKeepPartsOfTheSolversState: each has a copy, whose size is said.
-func TestRanksKeepPartsOfTheSolversState(t *testing.T) {
+// TestRanksKeepShardsWithACopyOfEach: whose size is said, of the solver's state or of everything.
+func TestRanksKeepShardsWithACopyOfEach(t *testing.T) {
 	const steps = 4
 	want := elasticAlone(t, steps, planned)
-	for n, part := range map[int]string{2: "720 of 720", 3: "720 of 720", 4: "384 of 720",
-		6: "256 of 720"} {
-		var said string
+	for _, is := range []struct {
+		n    int
+		way  elasticWay
+		part string
+	}{
+		{2, shardedWays[0], "720 of 720"}, {3, shardedWays[0], "720 of 720"},
+		{4, shardedWays[0], "384 of 720"}, {6, shardedWays[0], "256 of 720"},
+		{3, shardedWays[2], "1080 of 1080"}, {4, shardedWays[2], "576 of 1080"},
+		{6, shardedWays[3], "384 of 1080"},
+	} {
+		n, said := is.n, ""
 		r := newElasticRun(t, "parts", n, steps, elastic.Limits{Least: 1, Most: n}, nobody,
-			shardedWays[0].of, func(r *elasticRun) {
+			is.way.of, func(r *elasticRun) {
 				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
 					if id == 1 {
 						said = m.said
@@ -155,7 +168,7 @@ func TestRanksKeepPartsOfTheSolversState(t *testing.T) {
 				}
 			})
 		require.Check(t, r.end() == want, "%d ranks: other parameters than one", n)
-		says := fmt.Sprintf("a rank of %d keeps %s bytes", n, part)
+		says := fmt.Sprintf("a rank of %d keeps %s bytes", n, is.part)
 		require.Check(t, strings.Count(said, says) == 1, "%d ranks say %q", n, said)
 	}
 }
@@ -181,21 +194,23 @@ func TestWhatTheHostWritesBetweenStepsCounts(t *testing.T) {
 			}).end()
 	}
 	want := run(1, planned)
-	for _, way := range shardedWays[:2] {
+	for _, way := range shardedWays[:4] {
 		require.Check(t, run(4, way) == want, "%+v: other parameters than one rank", way)
 	}
 }
 
 // TestTheLossOfAllRanksWithAPartEndsTheTraining: by an error that names them.
 func TestTheLossOfAllRanksWithAPartEndsTheTraining(t *testing.T) {
-	r := newElasticRun(t, "both", 4, 6, elastic.Limits{Least: 1, Most: 4},
-		func(id elastic.ID) func(step, micro int) bool {
-			return func(step, _ int) bool { return id%2 == 1 && step == 3 }
-		}, shardedWays[0].of)
-	r.running.Wait()
-	require.Equal(t, "errors", len(r.errs), 2)
-	for _, err := range r.errs {
-		require.Fails(t, "the training", err, "processes 0 and 2", "newest checkpoint")
+	for _, way := range shardedWays[:4] {
+		r := newElasticRun(t, "both", 4, 6, elastic.Limits{Least: 1, Most: 4},
+			func(id elastic.ID) func(step, micro int) bool {
+				return func(step, _ int) bool { return id%2 == 1 && step == 3 }
+			}, way.of)
+		r.running.Wait()
+		require.Equal(t, "errors", len(r.errs), 2)
+		for _, err := range r.errs {
+			require.Fails(t, "the training", err, "processes 0 and 2", "newest checkpoint")
+		}
 	}
 }
 
@@ -213,7 +228,7 @@ func TestTheLossOfAllRanksWithAPartIsNeverUnnoticed(t *testing.T) {
 		d := &deaths{steps: map[elastic.ID]int{}}
 		n := 4 + call%2
 		r := newElasticRun(t, "both", n, steps, elastic.Limits{Least: 1, Most: n}, nobody,
-			shardedWays[0].of, func(r *elasticRun) {
+			shardedWays[call/stride%2*2].of, func(r *elasticRun) {
 				r.early = map[int]elastic.ID{5: 5}[n]
 				r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
 					if id%2 == 0 || id == 5 {
@@ -225,7 +240,7 @@ func TestTheLossOfAllRanksWithAPartIsNeverUnnoticed(t *testing.T) {
 		r.running.Wait()
 		for i, err := range r.errs {
 			switch {
-			case err != nil && strings.Contains(err.Error(), "solver's state is lost with"):
+			case err != nil && strings.Contains(err.Error(), "a shard is lost with"):
 				lost++
 			default:
 				require.Check(t, err == nil && (r.hashes[i] == want ||
@@ -240,7 +255,7 @@ func TestTheLossOfAllRanksWithAPartIsNeverUnnoticed(t *testing.T) {
 // state.
 func TestARankMayBeCutOffWhereTheOthersHaveDoneTheLastStep(t *testing.T) {
 	const steps = 3
-	for _, way := range shardedWays[:2] {
+	for _, way := range shardedWays[:4] {
 		want := elasticAlone(t, steps, way.whole())
 		calls := 0
 		cutOff(t, way, steps, want, false, func(n int) bool { calls = n + 1; return false }, "none")
@@ -255,12 +270,18 @@ func TestARankMayBeCutOffWhereTheOthersHaveDoneTheLastStep(t *testing.T) {
 
 // TestAShardGoesOnWhereAllRanksThatHaveItRetire: one of them stays until another one has it.
 func TestAShardGoesOnWhereAllRanksThatHaveItRetire(t *testing.T) {
+	for _, way := range shardedWays[:4] {
+		retire(t, way)
+	}
+}
+
+func retire(t *testing.T, way elasticWay) {
 	const steps = 8
 	told := errors.New("told to end")
 	want := elasticAlone(t, steps, planned)
 	var last atomic.Int32
 	r := newElasticRun(t, "retire", 5, steps, elastic.Limits{Least: 1, Most: 5}, nobody,
-		shardedWays[0].of, func(r *elasticRun) {
+		way.of, func(r *elasticRun) {
 			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
 				if id < 5 && e.Next() == 2 {
 					e.Retire(told)

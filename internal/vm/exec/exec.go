@@ -151,12 +151,13 @@ func (e *Executor) prepare(layers []string) error {
 		steps := slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
 			return !s.Runs.Has(kind)
 		})
+		idles := e.plan.Accumulation.Idles && kind != e.plan.Accumulation.Kinds()-1
 		if kind == ir.Apply {
 			n := 1 + slices.IndexFunc(steps, func(s *step) bool { return s.Measures() })
-			e.runs = append(e.runs, segmented(steps[:n], false))
+			e.runs = append(e.runs, segmented(steps[:n], idles))
 			steps = steps[n:]
 		}
-		e.runs[kind] = segmented(steps, false)
+		e.runs[kind] = segmented(steps, idles)
 	}
 	return e.prepareResults(arena)
 }

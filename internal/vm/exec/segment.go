@@ -27,7 +27,8 @@ func (s *segment) String() string {
 
 // segmented divides steps into segments. A recording
 // must end an exchange that it begins: where a segment would not, or where exchanges are
-// apart because they cannot be recorded, each step of an exchange is a segment of its own.
+// apart because they cannot be recorded, each step of an exchange is a segment of its own. They
+// cannot in the runs beside which other ranks have idle ones, since all record the same.
 func segmented(steps []*step, apart bool) []*segment {
 	var all []*segment
 	for _, s := range steps {

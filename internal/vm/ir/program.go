@@ -47,17 +47,23 @@ type Assign struct {
 }
 
 const (
-	// MaxKinds is how many kinds of runs a step can have beside Apply.
-	MaxKinds = 63
+	// MaxKinds is how many kinds of runs a step can have beside Idle and Apply.
+	MaxKinds = 62
+	// Idle is the kind of a run that takes part in gathers alone, which other ranks need.
+	Idle = MaxKinds
 	// Apply is the kind of a run that has updates alone.
-	Apply = MaxKinds
+	Apply = MaxKinds + 1
 )
 
-// Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all but Apply.
+// Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all but Idle
+// and Apply.
 type Runs uint64
 
+// WithIdle is the set of all but Apply.
+const WithIdle Runs = 1<<Apply - 1
+
 // Has reports whether a kind is in the set.
-func (r Runs) Has(kind int) bool { return r == 0 && kind != Apply || r>>kind&1 == 1 }
+func (r Runs) Has(kind int) bool { return r == 0 && kind < MaxKinds || r>>kind&1 == 1 }
 
 // Precision says what products of F32 may round their operands to.
 type Precision uint8

@@ -22,6 +22,9 @@ type Accumulation struct {
 	// Apart makes the updates a run of their own, of kind [ir.Apply], which follows the last one.
 	// In between the gradients that it applies stay where they are added up.
 	Apart bool
+	// Idles says that ranks with fewer runs than others have idle ones, of kind [ir.Idle], in which
+	// they only take part in the gathers of a run.
+	Idles bool
 }
 
 // Several reports whether there is anything to add.
@@ -78,8 +81,8 @@ func (a Accumulation) sum(run int) (s Sum) {
 	return s
 }
 
-// Kinds returns how many kinds of runs there are, beside ir.Apply. The last one is the last run's,
-// which has exchanges, too, and updates unless they are Apart.
+// Kinds returns how many kinds of runs there are, beside ir.Idle and ir.Apply. The last one is the
+// last run's, which has exchanges, too, and updates unless they are Apart.
 func (a Accumulation) Kinds() int {
 	kinds, _ := a.Sums()
 	return len(kinds)
@@ -90,14 +93,17 @@ func (a Accumulation) Every() (kinds []int) {
 	for kind := range a.Kinds() {
 		kinds = append(kinds, kind)
 	}
+	if a.Idles {
+		kinds = append(kinds, ir.Idle)
+	}
 	if a.Apart {
 		kinds = append(kinds, ir.Apply)
 	}
 	return kinds
 }
 
-// Sums returns what runs of each kind add up, beside ir.Apply, and the kind of each run: those of
-// one kind have the same steps.
+// Sums returns what runs of each kind add up, beside ir.Idle and ir.Apply, and the kind of each
+// run: those of one kind have the same steps.
 func (a Accumulation) Sums() (kinds []Sum, of []int) {
 	for run := range max(1, a.Runs) {
 		s := a.sum(run)
@@ -108,6 +114,14 @@ func (a Accumulation) Sums() (kinds []Sum, of []int) {
 		of = append(of, kind)
 	}
 	return kinds, of
+}
+
+// Gathers are the runs in which ranks gather variables.
+func (a Accumulation) Gathers() ir.Runs {
+	if a.Idles {
+		return ir.WithIdle
+	}
+	return 0
 }
 
 // LastRun is the kind of the last run.

@@ -59,7 +59,11 @@ func Train(p *ir.Program, s Solver) (*Training, error) {
 	}
 	t.Runs, t.Rows = gradients(p, s.Updates)
 	for i, u := range t.Updates {
-		t.Gradients = append(t.Gradients, t.own(u.Shard, t.combined(u, i)))
+		x := t.combined(u, i)
+		if u.Shard.Divides() {
+			x = t.own(u.Shard, x)
+		}
+		t.Gradients = append(t.Gradients, x)
 	}
 	if t.Limit > 0 {
 		t.clip()
@@ -199,7 +203,7 @@ func (t *Training) clip() {
 	one := ir.Value{DType: backend.F64, Name: "norm"}
 	var sums []ir.ID
 	for i := range t.Updates {
-		if u := &t.Updates[i]; !u.Uncounted && !u.Shard.Empty() {
+		if u := &t.Updates[i]; !u.Uncounted && !(u.Shard.Divides() && u.Shard.Empty()) {
 			sums = append(sums, t.squares(t.gradient(u, i, t.Gradients[i])))
 		}
 	}
@@ -271,13 +275,13 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 		full.DType = backend.F32
 	}
 	x := t.Gradients[update]
-	if u.Own != nil {
-		x = t.elements(*u.Own, x)
+	if !u.Shard.Divides() {
+		x = t.own(u.Shard, x)
 	}
 	dw := t.gradient(u, update, x)
 	w, err := t.variable(u, full)
 	switch {
-	case err != nil || u.Shard.Empty() && u.Shard.FullyShard || u.Own.empty():
+	case err != nil || u.Shard.Empty() && (u.Shard.FullyShard || u.Shard.Mirrored):
 		return nil, err
 	case u.Rule == nil:
 		return []ir.Assign{{To: w, Value: gradient}}, nil
@@ -292,7 +296,7 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 		return t.value(ir.State{Input: u.Input, Vector: k}, v)
 	}
 	switch {
-	case u.Own != nil:
+	case u.Shard.Copied():
 		before[0] = kept(u.Kept)
 	case !u.Shard.FullySharded():
 		before[0] = t.own(u.Shard, w)
@@ -315,7 +319,7 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 		}
 		assigns[k] = ir.Assign{To: before[k], Value: x, Runs: runs}
 	}
-	if u.Shard != nil && !u.Shard.FullyShard {
+	if u.Shard.Divides() && !u.Shard.FullyShard {
 		assigns[0].To = w
 		assigns[0].Value = t.value(ir.AllGather{Index: update}, full, assigns[0].Value)
 	}

@@ -37,8 +37,6 @@ type Update struct {
 	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
 	// Not with shards, nor with several runs.
 	Lookups *Lookups
-	// Own is what this rank updates of the variable, nil for all of it: see [Span].
-	Own *Span
 	// Uncounted gradients are the same on several ranks, of which another one counts them in the
 	// norm of [Solver.Parts].
 	Uncounted bool
@@ -75,15 +73,21 @@ type Shard struct {
 	Half bool
 	// Persistent says that such a bucket is gathered once in a run, and stays when others are read.
 	Persistent bool
+	// Mirrored says that an all-reduce leaves whole gradients on all ranks, and another rank
+	// updates the same elements. Unless the variable is fully sharded, this rank has a copy of
+	// these, the vector of the variable behind those that are kept, and updates that: between runs
+	// the caller gives all ranks the whole variable. Not with lookups.
+	Mirrored bool
 }
 
-// Span is what one rank of several updates of a variable whose gradient all ranks have: elements
-// From up to To, which may be none. It has a copy of these, the vector of the variable behind those
-// that are kept, and updates that. Between runs the caller gives all ranks the whole variable. Not
-// with shards, nor with lookups.
+// Span is elements From up to To of a value, in row-major order.
 type Span struct{ From, To int }
 
-func (p *Span) empty() bool { return p != nil && p.From == p.To }
+// Divides reports whether ranks scatter a gradient, and gather the variable where all have it.
+func (s *Shard) Divides() bool { return s != nil && !s.Mirrored }
+
+// Copied reports whether a rank updates a copy of its shard.
+func (s *Shard) Copied() bool { return s != nil && s.Mirrored && !s.FullyShard }
 
 // Unsharded returns the dtype in which a bucket of variables of a dtype is gathered.
 func (s *Shard) Unsharded(d backend.DType) backend.DType {

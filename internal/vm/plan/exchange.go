@@ -124,7 +124,7 @@ func (l *layouter) leave(bucket int, gradients []Ref) []Ref {
 	}
 	s := &l.shards
 	of := &l.updates[l.buckets[bucket-1][0]]
-	if of.Shard == nil {
+	if !of.Shard.Divides() {
 		return l.exchange(Send{Bucket: bucket, Kind: backend.AllReduce, Half: of.Half},
 			slices.Clone(gradients), gradients)
 	}

@@ -86,7 +86,7 @@ func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true 
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
-	if b.Kind == Gradient && l.updates[b.Index].Shard != nil {
+	if b.Kind == Gradient && l.updates[b.Index].Shard.Divides() {
 		u := &l.updates[b.Index]
 		l.shards.memory[u.Bucket-1].place(&b, u.Shard)
 	}

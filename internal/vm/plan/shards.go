@@ -56,7 +56,7 @@ const (
 
 // divides reports whether ranks divide the bucket of some updates.
 func (l *layouter) divides(bucket []int) bool {
-	return len(bucket) > 0 && l.updates[bucket[0]].Shard != nil
+	return len(bucket) > 0 && l.updates[bucket[0]].Shard.Divides()
 }
 
 // shareBuckets makes the memory of buckets that ranks divide.
@@ -257,7 +257,7 @@ func (l *layouter) endAllGather(g allGather,
 		dsts = append(dsts, l.part(g.memory, Buffer{Kind: Unsharded, Index: update, Name: name},
 			shape, d))
 	}
-	defer l.inRuns(0)()
+	defer l.inRuns(l.training.Accumulation.Gathers())()
 	return l.exchange(Receive{g.bucket, backend.AllGather}, dsts, g.args)
 }
 
@@ -421,6 +421,7 @@ func (l *layouter) allGatherParameters(bucket int) {
 	in := bucketMemory{unsharded: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
 		dtype), chunk: l.chunks(bucket, Arena, 1, "the shard of a bucket", dtype)}
 	var args []Ref
+	defer l.inRuns(l.training.Accumulation.Gathers())()
 	for _, update := range of {
 		u := l.updates[update]
 		if u.Shard.Empty() {
@@ -434,7 +435,6 @@ func (l *layouter) allGatherParameters(bucket int) {
 		l.join(l.plan.Buffers[w.Buffer].Name, "pack", b)
 		args = append(args, b.dsts[0])
 	}
-	defer l.inRuns(0)()
 	s.parameters.prefetched = append(s.parameters.prefetched,
 		l.startAllGather(bucket, in, first.Half, args))
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -284,7 +285,8 @@ func TestShardsOfVariables(t *testing.T) {
 }
 
 // TestShardsOfRandomProgramsAreProven: of each kind, also with as little memory as possible, which
-// is then enough; and all ranks exchange in the same order.
+// is then enough; and all ranks exchange in the same order, also where they have other numbers of
+// runs.
 func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 	const ranks = 3
 	for seed := range uint64(150) {
@@ -293,7 +295,8 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 5))
 			p := random(r, 13)
 			solver := randomShards(r, p,
-				lower.Shard{Rank: rank, Ranks: ranks, FullyShard: r.IntN(3) > 0})
+				lower.Shard{Rank: rank, Ranks: ranks, FullyShard: r.IntN(3) > 0,
+					Mirrored: r.IntN(3) == 0})
 			planned, err := Trained(&p.Program, solver)
 			limits := Standard()
 			if limits.Memory = -1; err == nil {
@@ -310,13 +313,13 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 				err = errors.Join(err, other)
 			}
 			require.That(t, err == nil, "program %d, rank %d: %v in\n%v", seed, rank, err, planned)
-			var exchanges []string
-			for _, s := range planned.Steps {
-				switch s.Op.(type) {
-				case Send, Receive, ir.Opaque:
-					exchanges = append(exchanges, s.Op.String())
+			for _, s := range slices.Concat(planned.Steps, least.Steps) {
+				gathers := regexp.MustCompile("pack|gather|shards of").MatchString(s.Op.String())
+				if idle := s.Runs.Has(ir.Idle); idle != (gathers && solver.Accumulation.Idles) {
+					t.Errorf("program %d: %v is in idle runs: %v", seed, s.Op, idle)
 				}
 			}
+			exchanges := slices.Concat(planned.Common(), least.Common())
 			require.That(t, rank <= 0 || slices.Equal(exchanges, order),
 				"program %d: %q on rank %d, %q before", seed, exchanges, rank, order)
 			order = exchanges
@@ -328,8 +331,12 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 // which ranks have shards.
 func randomShards(r *rand.Rand, p *program, of lower.Shard) (solver lower.Solver) {
 	a := lower.Accumulation{Runs: r.IntN(4)}
-	of.Placed = !a.Several() && (of.FullyShard || r.IntN(2) == 0)
-	of.Persistent = of.FullyShard && r.IntN(4) == 0
+	if of.Mirrored { // ranks run 2, 2 and 1
+		a = lower.Accumulation{First: 2 * of.Rank, Runs: min(2, 5-2*of.Rank), All: 5, Tree: true,
+			Apart: true, Idles: of.FullyShard}
+	}
+	of.Placed = !of.Mirrored && !a.Several() && (of.FullyShard || r.IntN(2) == 0)
+	of.Persistent = of.FullyShard && !of.Mirrored && r.IntN(4) == 0
 	limit, pad, n := float64(r.IntN(2)), r.IntN(4), p.Values[0].Shape.Size()
 	end := []int{0} // by bucket
 	for i := range 3 {

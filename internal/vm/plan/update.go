@@ -95,7 +95,7 @@ func (l *layouter) update() {
 		}
 	}
 	for i := range l.updates {
-		if l.updates[i].Own == nil {
+		if !l.updates[i].Shard.Copied() {
 			continue
 		}
 		for b := range l.plan.Buffers {
@@ -194,7 +194,7 @@ func (l *layouter) updating(update int) {
 		b.store(l.value[values[k]], r)
 	}
 	l.join(name, "update", b)
-	if u.Shard != nil {
+	if u.Shard.Divides() {
 		l.applies(update, b.dsts[0])
 	}
 }

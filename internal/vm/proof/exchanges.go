@@ -73,7 +73,9 @@ func (r *proof) send(op plan.Send, s *plan.Step) (err error) {
 	}
 	all, mine := r.members(op.Bucket)
 	for _, update := range all {
-		if (r.plan.Updates[update].Shard != nil) != divided {
+		s := r.plan.Updates[update].Shard
+		full := op.Kind == backend.AllGather && s != nil && s.FullyShard
+		if !full && (s != nil && !s.Mirrored) != divided {
 			return fmt.Errorf("the ranks divide the gradient of update %d: %v, want %v", update,
 				!divided, divided)
 		}

@@ -126,7 +126,7 @@ func (r *proof) run(kind int) error {
 		}
 	}
 	due := r.due
-	if kind == ir.Apply { // of updates alone
+	if kind >= ir.Idle { // of gathers or updates alone
 		due = nil
 	}
 	err := errors.Join(r.compare(kind), r.ended(kind))

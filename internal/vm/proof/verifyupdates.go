@@ -17,7 +17,7 @@ func (r *proof) compare(kind int) error {
 	}
 	for i := range r.plan.Results {
 		norm := r.plan.Limit > 0 && i == len(want)-1
-		if norm && kind != r.applying() || !norm && kind == ir.Apply {
+		if norm && kind != r.applying() || !norm && kind >= ir.Idle {
 			continue
 		}
 		ref := &r.plan.Results[i]
@@ -68,7 +68,7 @@ func (r *proof) ended(kind int) error {
 			return err
 		}
 	}
-	last := kind >= r.plan.Accumulation.Kinds()-1
+	last := kind >= r.plan.Accumulation.Kinds()-1 && kind != ir.Idle
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], &r.present[i]
 		outside := b.Kind == plan.Input || b.Kind == plan.State
