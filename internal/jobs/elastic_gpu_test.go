@@ -70,7 +70,7 @@ func TestARankMayBeCutOffInAnyCallOnGPU(t *testing.T) {
 				fmt.Sprint("call ", call))
 		}
 	}
-	cutOffTwice(t, planned, steps, stride/2+1)
+	cutOffTwice(t, planned, steps, 15, stride/2+1)
 }
 
 func TestReplacementsTakeTheStateOfTheOthersAndGoOnOnGPU(t *testing.T) {
