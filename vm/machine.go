@@ -581,9 +581,23 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 // with other ranks has ended the machine, and frees the machine's memory. If ranks shard the
 // learnables ([WithShards]), Close is collective. Values that the last run has left stay as they
 // are. In the middle of a step ([Accumulate]) Close also returns an ErrArgument.
-func (m *Machine) Close() error {
+func (m *Machine) Close() error { return m.close(m.free) }
+
+// Discard is Close without the pull, and is not collective. On a device it copies nothing to the
+// host, where variables and the solver's state keep the values of the last pull: it is for a model
+// that has been saved from there, or that nobody wants. With [WithElastic] it is Close.
+func (m *Machine) Discard() error {
+	return m.close(func() error {
+		if m.exec == nil {
+			return nil
+		}
+		return m.closeExec((*exec.Executor).Close)
+	})
+}
+
+func (m *Machine) close(free func() error) error {
 	m.closed = true
-	err := errors.Join(m.Elastic().Close(), m.free())
+	err := errors.Join(m.Elastic().Close(), free())
 	if m.parallel == nil { // else the buckets know
 		err = errors.Join(m.unfinished(), err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -272,6 +273,24 @@ func TestPull(t *testing.T) {
 	expect("after Close,", m.params[0], a)
 	expect("after Close,", m.params[1], b)
 	pull(t, machine, m.params)
+}
+
+func TestDiscardFreesADeviceAndLeavesTheHostAsTheLastPullDid(t *testing.T) {
+	d := fake(t).(*fakedevice.Device)
+	x := vector(1, 2)
+	m := product(t, x, vector(4, 8))
+	machine := solving(t, m, d, &solver.SGD{Rate: 1})
+	run(t, machine)
+	pull(t, machine, m.params)
+	pulled := slices.Clone(x.Data().([]float32))
+	run(t, machine)
+	require.NoError(t, machine.Discard())
+	_, held := d.Live()
+	now := x.Data().([]float32)
+	require.Check(t, held == 0 && slices.Equal(now, pulled) && now[0] == 1-4,
+		"the device has %d bytes, the host %v", held, now)
+	require.NoError(t, machine.Discard())
+	require.Check(t, machine.RunAll() != nil, "a machine runs after Discard")
 }
 
 // TestKeptGradient: gradients are nil unless they are kept.

@@ -109,7 +109,8 @@ func main() {
 			t.past.Loss, t.past.Eval, t.comm.Size(), t.layout, t.comm.Capabilities().Backend,
 			t.params, time.Since(began).Seconds())
 	}
-	check(errors.Join(err, t.layout.Close(), t.model.Close(), t.comm.Close()))
+	check(errors.Join(err, t.eval.Discard(), t.machine.Discard(), t.layout.Close(), t.model.Close(),
+		t.comm.Close())) // what they have trained is written
 }
 
 // inPlace reports whether --out is the folder of the model, by this or by another path.

@@ -312,8 +312,8 @@ func (c *cache) close() error {
 		errs = append(errs, c.source.free(s.addr))
 	}
 	if used > 0 {
-		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used,
-			c.stats.InUse))
+		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed: "+
+			"close what has them first, such as machines", used, c.stats.InUse))
 	}
 	c.spans, c.idle, c.stats.InUse, c.stats.Cached = disowned, nil, 0, 0
 	c.forgetRecent()
