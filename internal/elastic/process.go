@@ -333,7 +333,7 @@ func (p *Process) decide() []Action {
 		return p.stop(StateLost)
 	case p.at.Retiring && next.Rank(p.id) < 0 && !p.enough(next): // the others wait for more
 		return p.stop(Retired)
-	case !p.enough(next) && next.Fault == 0: // others come, or links are mended
+	case !p.enough(next) && next.Fault == 0, !next.Whole(): // others come, or links are mended
 		return nil
 	}
 	p.proposed = true

@@ -89,6 +89,7 @@ type simulation struct {
 	times       []time.Duration // of the news
 	limits      Limits
 	parts       int      // of the model, 0 for one
+	torn        bool     // a link was cut that a replica may need, since all others have ended
 	want        []uint64 // the state before each step
 	faults      int
 	notices     *rand.Rand    // says which fault is that a process is told to end; nil for none
@@ -584,18 +585,6 @@ func (s *simulation) able() (ids []*simulated) {
 // returns the size of these groups, too.
 func (s *simulation) viable() (viable bool, most int) {
 	able, hosts := s.able(), len(s.Links)
-	if s.parts > 0 {
-		have, away := make([]int, s.parts), 0
-		for _, c := range able {
-			have[c.part]++
-		}
-		for _, id := range s.generations[len(s.generations)-1].view.Members {
-			if c := s.procs[id-1]; c.killed || c.closed || c.paused || c.asked || c.stopped != nil {
-				away++
-			}
-		}
-		return slices.Min(have) > 0 && away < 2, s.parts * slices.Min(have)
-	}
 	joined := func(of int, host func(i int) int) bool {
 		for i := range hosts {
 			for j := range i {
@@ -618,6 +607,9 @@ func (s *simulation) viable() (viable bool, most int) {
 			groups = append(groups, set)
 		}
 	}
+	if s.parts > 0 {
+		return s.viableInParts(able, groups)
+	}
 	for _, set := range groups {
 		most = max(most, size(set))
 	}
@@ -636,6 +628,25 @@ func (s *simulation) viable() (viable bool, most int) {
 		}
 	}
 	return len(groups) > 0, most
+}
+
+// viableInParts is viable where processes have parts, given which groups of able ones reach each
+// other: one has a whole replica.
+func (s *simulation) viableInParts(able []*simulated, groups []int) (viable bool, most int) {
+	away := 0
+	for _, set := range groups {
+		have := make([]int, s.parts)
+		for i, c := range able {
+			have[c.part] += set >> i & 1
+		}
+		most = max(most, s.parts*slices.Min(have))
+	}
+	for _, id := range s.generations[len(s.generations)-1].view.Members {
+		if c := s.procs[id-1]; c.killed || c.closed || c.paused || c.asked || c.stopped != nil {
+			away++
+		}
+	}
+	return most > 0 && away < 2, most
 }
 
 // kill ends a process, which the launcher replaces.
@@ -712,10 +723,12 @@ func (s *simulation) fault() {
 			s.Say("tell %d to end", c.id)
 			c.retires = true
 		}
-	case kind > 5 && kind < 8 && s.parts == 0 && c.host != o && !there.Cut && !back.Cut:
+	case kind > 5 && kind < 8 && c.host != o && !there.Cut && !back.Cut &&
+		(s.parts == 0 || s.limits.Least <= s.parts): // whoever others reach
 		there.Cut, back.Cut = true, kind == 7
 		if try(func() { there.Cut, back.Cut = held[0], held[1] }) {
 			s.Say("cut %d-%d, both %t", c.host+1, o+1, kind == 7)
+			s.torn = s.parts > 0
 			if s.Rand.IntN(2) == 0 {
 				d = 0
 			}
@@ -775,6 +788,8 @@ func (s *simulation) ended() error {
 		case *c.stopped == TooFew && c.frozen: // while the others went on
 		case *c.stopped == Retired && c.retires:
 		case *c.stopped == Surplus && s.parts > 0:
+		case (*c.stopped == TooFew || *c.stopped == StateLost) && s.torn:
+			finished++ // by an error
 		case *c.stopped != LeftBehind:
 			return fmt.Errorf("process %d has stopped for reason %d", c.id, *c.stopped)
 		}
