@@ -433,25 +433,25 @@ func (e *Elastic) commit() (regroups bool, err error) {
 		said |= note[0]
 	}
 	wants := func(r int) bool { return notes[r][0]&retires > 0 }
-	if e.view.Parts > 0 {
-		e.defers, e.ends = !e.leaves(e.Rank(), wants), said&stays == 0
-		regroups = said&waits > 0
-		for r := range notes {
-			regroups = regroups || wants(r) && e.leaves(r, wants)
-		}
-		return regroups, nil
-	}
-	e.defers = !e.dp.mirrors.leaves(e.Rank(), wants)
 	e.ends = said&(stays|ready) == 0
-	return said&waits > 0 || said&retires > 0 && !e.ends, nil
+	goes := said&retires > 0 && !e.ends
+	switch {
+	case e.view.Parts == 0:
+		e.defers = !e.dp.mirrors.leaves(e.Rank(), wants)
+	case said&ready == 0: // nobody to hand a part over to
+		goes = goes && e.leaves(wants)
+	}
+	return said&waits > 0 || goes, nil
 }
 
-// leaves reports whether a rank may leave, given which want to: one with its part of the model
-// stays.
-func (e *Elastic) leaves(rank int, wants func(rank int) bool) bool {
+// leaves reports whether one of the ranks that want to may leave: another one with its part of the
+// model stays, the first one where all of them want to.
+func (e *Elastic) leaves(wants func(rank int) bool) bool {
 	for r, at := range e.view.At {
-		if at.Part == e.view.At[rank].Part && !wants(r) {
-			return true
+		for o, other := range e.view.At {
+			if wants(r) && other.Part == at.Part && o != r && (o < r || !wants(o)) {
+				return true
+			}
 		}
 	}
 	return false

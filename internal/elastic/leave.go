@@ -31,8 +31,9 @@ func (p *Process) choose(next *View) (failing bool) {
 	branches := maxBranches
 	next.keep(p.mutual(next, next.Members, &branches))
 	most := p.limits.Most
-	if members == 1 && p.posted[next.Members[0]].Position.Retiring { // who replaces it comes first
-		most = max(most, 2)
+	if one := max(1, next.Parts); members == one && slices.ContainsFunc(next.Members,
+		func(id ID) bool { return p.posted[id].Position.Retiring }) {
+		most = max(most, 2*one) // who replaces it comes first
 	}
 	next.limit(most)
 	kept := next.Members

@@ -240,10 +240,13 @@ func (p *Process) View() View { return p.view }
 
 // Waits reports whether replacements are ready, so that the members should agree to admit them in
 // the barrier of the step that is under way.
-func (p *Process) Waits() bool {
-	if !p.Ready() {
-		return false
-	}
+func (p *Process) Waits() bool { return p.grows(p.limits.Most) }
+
+// Ready reports whether replacements are ready, also if all members are there.
+func (p *Process) Ready() bool { return p.grows(len(p.view.Members) + len(p.posted)) }
+
+// grows reports whether replacements are ready with whom there are more members, of so many.
+func (p *Process) grows(most int) bool {
 	next := View{Parts: p.view.Parts}
 	for r, id := range p.view.Members {
 		if !p.dead[id] {
@@ -256,15 +259,8 @@ func (p *Process) Waits() bool {
 			next.add(id, p.posted[id].Position)
 		}
 	}
-	next.limit(p.limits.Most)
-	return len(next.Members) > len(members)
-}
-
-// Ready reports whether replacements are ready, also if all members are there.
-func (p *Process) Ready() bool {
-	members := p.alive(p.view.Members)
-	return p.state == Training &&
-		slices.ContainsFunc(p.replacements(), func(id ID) bool { return p.reaches(id, members) })
+	next.limit(most)
+	return p.state == Training && len(next.Members) > len(members)
 }
 
 // enter begins a generation that the process is a member of. One of too few members waits for more.

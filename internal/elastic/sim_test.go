@@ -521,18 +521,17 @@ func (s *simulation) pass(c *simulated, g *meeting) error {
 		return err
 	}
 	told := g.retires[c.training]
-	leaves := func(id ID) bool { // another one with this part stays
-		return told[id] && slices.ContainsFunc(g.view.Members, func(o ID) bool {
-			return !told[o] && s.procs[o-1].part == s.procs[id-1].part
+	goes := len(told) > 0 && (g.stays[c.training] || g.ready[c.training])
+	if s.parts > 0 && !g.ready[c.training] {
+		goes = goes && slices.ContainsFunc(g.view.Members, func(id ID) bool {
+			return told[id] && slices.ContainsFunc(g.view.Members, func(o ID) bool {
+				return o != id && s.procs[o-1].part == s.procs[id-1].part &&
+					(!told[o] || g.view.Rank(o) < g.view.Rank(id))
+			})
 		})
 	}
-	admits := g.wishes[c.training]
-	if s.parts == 0 {
-		admits = admits || len(told) > 0 && (g.stays[c.training] || g.ready[c.training])
-	} else {
-		admits = admits || slices.ContainsFunc(g.view.Members, leaves)
-		c.asked = c.asked || leaves(c.id)
-	}
+	admits := g.wishes[c.training] || goes
+	c.asked = c.asked || admits && told[c.id]
 	c.todo, c.training, c.since = 0, c.training+1, s.Now
 	s.step(c, Stepped{c.gen})
 	switch {
