@@ -61,7 +61,8 @@ func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, 
 // so many tensor ranks each, as many as there are ranks for. The processes of other ranks end, and
 // those that take their place wait until there are enough. A process has the same part of the
 // weights in all generations, a replacement that of which the fewest are left. All processes call
-// it before vm.New; it is not collective.
+// it once, before vm.New; it is not collective. Build other graphs, such as one that evaluates, on
+// the same layout.
 //
 // Errors: [backend.ErrArgument] for less than one tensor rank; those of the job, such as one that
 // does not begin with a multiple of them.
@@ -106,8 +107,8 @@ func (s *seat) Size() int { return s.parts }
 func (s *seat) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
 	error) {
 	if s.Communicator.Size() != s.parts {
-		return nil, fmt.Errorf("%w: %v of ranks that are not together: run the graph of a "+
-			"layers.NewElasticLayout in turns of vm.WithElastic", backend.ErrArgument, c)
+		return nil, fmt.Errorf("%w: %v of ranks that are not together: run graphs of the "+
+			"layers.NewElasticLayout of vm.WithElastic, in its turns", backend.ErrArgument, c)
 	}
 	return s.Communicator.Start(q, c, dst, src)
 }

@@ -177,12 +177,13 @@ func (t *trainer) join() error {
 	if e := t.machine.Elastic(); e != nil {
 		err = e.Share(&t.past)
 	}
+	who := "the other ranks have"
 	if err == nil && t.past.Training == "" {
-		err = t.turn(t.resume)
+		who, err = "--checkpoint has", t.turn(t.resume)
 	}
 	if err == nil && t.past.Training != t.training {
-		err = fmt.Errorf("--checkpoint: it is of a training with %s, and this one is with %s",
-			t.past.Training, t.training)
+		err = fmt.Errorf("%s a training with %s, and this one is with %s", who, t.past.Training,
+			t.training)
 	}
 	return err
 }

@@ -230,15 +230,22 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 }
 
 // Divide says how many parts the model has, and returns which one this process is to be made for: a
-// replacement takes that of which the fewest are left. Call it before Next. An error is one of the
-// register, or says that the first generation is not of whole replicas.
+// replacement takes that of which the fewest are left. Call it before Next; later calls return the
+// same part. An error is one of the register, or says that the first generation is not of whole
+// replicas, or that there were other parts before.
 func (j *Job) Divide(ctx context.Context, parts int) (part int, err error) {
 	if n := len(j.first.Members); n%parts > 0 {
 		return 0, fmt.Errorf("elastic: the job begins with %d ranks, and %d have the parts of the "+
 			"model: start a multiple of %[2]d (-n)", n, parts)
 	}
-	if parts == 1 {
+	switch {
+	case parts == 1:
 		return 0, nil
+	case j.parts == parts:
+		return j.part, nil
+	case j.parts > 0:
+		return 0, fmt.Errorf("elastic: the model has %d parts, and a layout of this process %d: "+
+			"use one layout", parts, j.parts)
 	}
 	have := map[ID]int{} // those that are not dead
 	for r, id := range j.first.Members {

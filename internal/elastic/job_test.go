@@ -399,9 +399,13 @@ func TestAReplacementIsMadeForThePartThatTheFewestHave(t *testing.T) {
 		}
 		j := Start(r, c.id, Limits{1, 4}, first, time.Minute, nil)
 		t.Cleanup(j.Close)
-		part, err := j.Divide(t.Context(), 2)
-		require.NoError(t, err)
-		require.Equal(t, fmt.Sprintf("the part of process %v", c.id), part, c.want)
+		for range 2 { // one layout, and another one
+			part, err := j.Divide(t.Context(), 2)
+			require.NoError(t, err)
+			require.Equal(t, fmt.Sprintf("the part of process %v", c.id), part, c.want)
+		}
+		_, err := j.Divide(t.Context(), 4)
+		require.Fails(t, "other parts", err, "use one layout")
 	}
 	e, err := Entry(t.Context(), r, 0)
 	require.NoError(t, err)
