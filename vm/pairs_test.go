@@ -165,6 +165,7 @@ type setting struct {
 	plain      bool    // the reference, on one rank
 	parts      int     // of a step in which the reference runs it
 	seed       uint64
+	death      *death // nil for none
 }
 
 func (s *setting) String() string {
@@ -914,9 +915,14 @@ func (l leg) shift(s *setting, m *paired) {
 func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 	o := &outcome{pieces: map[string]map[int]piece{}}
 	register := rendezvous.NewMemStore()
-	return o, testranks.Join(together(t, s.kind, s.ranks(), func(r ranked) error {
+	name := fmt.Sprint("deaths-", rand.Uint64())
+	return o, testranks.Join(together(t, s.kind, s.ranks(), func(r ranked) (err error) {
 		r.register = register
-		if s.has["WithElastic"] {
+		switch {
+		case s.death != nil:
+			r.job = s.death.join(r, name)
+			defer func() { err = r.bury(recover(), err) }()
+		case s.has["WithElastic"]:
 			r.job = newGeneration(r)
 		}
 		l := testranks.Must(s.layout(r))
@@ -941,7 +947,7 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 		err = errors.Join(m.evaluate(s), part.load(s, m))
 		for step := range part.n {
 			if err == nil && step == part.n-1 {
-				err = part.write(m)
+				err = s.turn(m, func() error { return part.write(m) })
 			}
 			if err == nil {
 				err = s.step(m, part.first+step)
@@ -956,12 +962,17 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 			err = m.evaluates.Close()
 		}
 		if err == nil && !s.plain {
-			err = m.machine.DataParallel().Check()
+			err = s.turn(m, func() error { return m.machine.DataParallel().Check() })
 		}
 		if err == nil && s.has["EMA"] { // which pulls them, too
-			err = m.machine.Averaged(func() error { m.collect(t, o, " averaged"); return nil })
+			err = s.turn(m, func() error {
+				return m.machine.Averaged(func() error { m.collect(t, o, " averaged"); return nil })
+			})
 		}
-		err = errors.Join(err, m.machine.Pull(), m.machine.Close())
+		if err == nil {
+			err = s.turn(m, func() error { return m.machine.Pull() })
+		}
+		err = errors.Join(err, m.machine.Close())
 		if err == nil {
 			m.collect(t, o, "")
 		}
@@ -999,7 +1010,7 @@ func (s *setting) reference() *setting {
 	}
 	p.has["BF16"] = s.has["BF16"] // layouts round alike
 	p.has["WithTree"] = s.tree()
-	p.plain, p.kind, p.parts, p.untold = true, testenv.Hosts, 1, false
+	p.plain, p.kind, p.parts, p.untold, p.death = true, testenv.Hosts, 1, false, nil
 	switch all, _ := s.total(); {
 	case s.has["batch norm"]:
 		p.parts = all / (s.samples / s.sp)
@@ -1014,7 +1025,7 @@ func (s *setting) exact() *setting {
 	p := *s
 	p.has = maps.Clone(s.has)
 	delete(p.has, "least memory")
-	p.untold = true
+	p.untold, p.death = true, nil
 	rounds := s.has["ClipNorm"] || s.has["half wire"] // see docs/shards.md
 	if n := s.shards(); s.has["WithElastic"] || n > 0 && !rounds && !s.has["row exchange"] {
 		delete(p.has, fmt.Sprint("ZeRO ", n))
@@ -1459,6 +1470,14 @@ These errors say which options of ` + "`vm.New`" + ` to use instead.
 		fmt.Fprintf(&s, "| %c | %s with %s | %s |\n", 'a'+i, strings.Join(r.a, ", "),
 			strings.Join(r.b, ", "), r.why)
 	}
+	s.WriteString(`
+Three features that are refused together: ZeRO, WithElastic and tensor ranks, since each part of the
+weights has its copies on other replicas; and Padding, Accumulate and MoE, whose balance of experts
+is a mean over the targets of one run.
+
+Where ranks of WithElastic die, in whatever call, the others have the same bits, with many features
+at once (` + "`vm/deaths_test.go`" + `).
+`)
 	return s.String()
 }
 

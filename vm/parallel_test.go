@@ -39,7 +39,7 @@ type ranked struct {
 	lock   *sync.Mutex    // to build graphs
 
 	register rendezvous.Log // of an elastic job, nil for none
-	job      *generation    // which this rank is of, nil for none
+	job      autograd.Job   // which this rank is of, nil for none
 }
 
 // build makes a model. Each rank has its own values of all variables.
