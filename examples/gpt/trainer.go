@@ -173,11 +173,10 @@ func (t *trainer) train(ctx context.Context) error {
 
 // join begins the training, or goes on with its checkpoint, or with the others.
 func (t *trainer) join() error {
-	var err error
+	who, err := "the other ranks have", error(nil)
 	if e := t.machine.Elastic(); e != nil {
 		err = e.Share(&t.past)
 	}
-	who := "the other ranks have"
 	if err == nil && t.past.Training == "" {
 		who, err = "--checkpoint has", t.turn(t.resume)
 	}
