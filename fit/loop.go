@@ -187,14 +187,17 @@ func (t *trainer) resume() error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
+	case errors.Is(err, backend.ErrArgument): // sizes that differ may follow from other columns
+		if known, unread := ReadMapping(t.dir); unread == nil {
+			err = cmp.Or(t.sameSamples(known), err)
+		}
 	case err == nil && kept.Training != t.past.Training:
 		return fmt.Errorf("%w: the checkpoint in %s is of a training with %s, but this one has "+
 			"%s: use the same settings, or another directory", backend.ErrArgument, t.dir,
 			kept.Training, t.past.Training)
 	case err == nil:
-		if err = checkMapping(kept.mapping(), t.past.mapping()); err != nil {
-			return fmt.Errorf("the checkpoint in %s is of other samples: %w, by fit.ReadMapping, "+
-				"or use another directory", t.dir, err)
+		if err = t.sameSamples(kept.mapping()); err != nil {
+			return err
 		}
 		if t.past.Mapping != nil {
 			kept.Mapping = t.past.Mapping
@@ -206,6 +209,16 @@ func (t *trainer) resume() error {
 				backend.ErrArgument, t.dir, kept.Judge, judge)
 		}
 		t.past.Judge = judge
+	}
+	return err
+}
+
+// sameSamples returns an error if the samples of a checkpoint were others.
+func (t *trainer) sameSamples(kept data.Mapping) error {
+	err := checkMapping(kept, t.past.mapping())
+	if err != nil {
+		err = fmt.Errorf("the checkpoint in %s is of other samples: %w, by fit.ReadMapping, or "+
+			"use another directory", t.dir, err)
 	}
 	return err
 }

@@ -64,6 +64,32 @@ func TestATableOfOtherColumnsThanTheInputIsRefused(t *testing.T) {
 		`sample, and the table has 3 columns: ["a" "b=u" "b=v"]`)
 }
 
+// TestAColumnMoreThanTheCheckpointHadIsNamed, rather than the sizes that follow from it.
+func TestAColumnMoreThanTheCheckpointHadIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	train := func(table string) error {
+		path := filepath.Join(dir, "a.csv")
+		require.NoError(t, os.WriteFile(path, []byte(table), 0o600))
+		s, _, err := data.CSV(path, "kind")
+		require.NoError(t, err)
+		g, columns := G.NewGraph(), len(data.MappingOf(s).Columns)
+		x := G.NewMatrix(g, G.Float64, G.WithShape(2, columns), G.WithName("x"))
+		y := G.NewVector(g, tensor.Int, G.WithShape(2), G.WithName("y"), G.WithInit(G.Zeroes()))
+		w := G.NewMatrix(g, G.Float64, G.WithShape(columns, 2), G.WithName("w"),
+			G.WithInit(G.Zeroes()))
+		loss := G.Must(nn.CrossEntropy(nn.NoLabel, G.Must(G.Mul(x, w)), y))
+		require.NoError(t, require.Err(G.Grad(loss, w)))
+		m := require.Value(vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w)))(t)
+		defer m.Close()
+		_, err = fit.Run(t.Context(), m, fit.Data{Set: s, Inputs: G.Nodes{x, y}, Loss: loss},
+			fit.Epochs(1), fit.Checkpoint(filepath.Join(dir, "kept"), 0))
+		return err
+	}
+	require.NoError(t, train("a,kind\n1,cat\n2,dog\n"))
+	require.Fails(t, "another table", train("a,b,kind\n1,5,cat\n2,6,dog\n"), backend.ErrArgument,
+		`is of other samples: bad argument: the columns are ["a" "b"], and not ["a"]: `)
+}
+
 // TestProgressSaysWhatOneMustKnow: which columns should be scaled, and why a training that
 // is started again does nothing.
 func TestProgressSaysWhatOneMustKnow(t *testing.T) {

@@ -92,7 +92,7 @@ func TestCSVReadsColumnsAndClasses(t *testing.T) {
 		"a;kind\n1;x\n":      `separated by ";"`,
 		"a\tkind\n1\tx\n":    `separated by "\t"`,
 		"5.1,3.5,x\n4,3,y\n": "the first line must have the names",
-		"a,kind\n1\n":        "line 2",
+		"a,kind\n1\n":        "line 2 has 1 values, and the header 2 names",
 		"a,kind\n1,x\nz,x\n": "line 3",
 		"a,b,kind\n1,,x\n":   `line 2, column "b"`,
 		"a,kind\nNaN,x\n":    "no finite number",

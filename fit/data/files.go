@@ -85,7 +85,10 @@ func (s Source) CSV(path, label string, known ...Mapping) (samples Set, classes 
 				from = numbered
 			}
 		}
-		if err = cmp.Or(err, from.Read(i, row)); err != nil {
+		if err != nil {
+			return wrong(path, "line %d, column %q: %w", t.lines[i], label, err)
+		}
+		if err = from.Read(i, row); err != nil {
 			return wrong(path, "line %d: %w", t.lines[i], err)
 		}
 		return nil
@@ -132,10 +135,14 @@ func (t *sheet) read(label string, as *Mapping) error {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, csv.ErrFieldCount) {
 			return wrong(t.path, "%w", err)
 		}
 		line, _ := in.FieldPos(0)
+		if err != nil {
+			return wrong(t.path, "line %d has %d values, and the header %d names: write a "+
+				"value that has a comma in quotes", line, len(record), len(header))
+		}
 		if c, err := t.add(record); err != nil {
 			return wrong(t.path, "line %d, column %q: %w", line, header[c], err)
 		}

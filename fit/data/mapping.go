@@ -170,7 +170,7 @@ func (l labels) of(label string) int {
 // wrong returns why a label has no class.
 func (l labels) wrong(label string) error {
 	if missing(label) {
-		return errors.New("there is no label")
+		return errors.New("there is no label: give it one, or leave it out")
 	}
 	return fmt.Errorf("the label %q is none of the classes %s", label, few(l.classes))
 }

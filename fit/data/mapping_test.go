@@ -35,9 +35,9 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 		t.Errorf("it is %v of class %d", x, class)
 	}
 	row := []any{make([]float32, 2), make([]int, 1)}
-	refused(t, test, `line 3: the label "elk" is none of the classes ["cat" "dog" "owl"]`,
-		s.Read(1, row))
-	refused(t, test, "line 4: there is no label", s.Read(2, row))
+	refused(t, test, `line 3, column "kind": the label "elk" is none of the classes ["cat" "dog" `+
+		`"owl"]`, s.Read(1, row))
+	refused(t, test, `line 4, column "kind": there is no label`, s.Read(2, row))
 	if err := s.Read(1, row[:1]); err != nil { // a prediction
 		t.Error(err)
 	}
