@@ -87,8 +87,7 @@ func withinOf(t testing.TB, k testenv.Kind, s layers.Sizes, f func(r *testenv.Ra
 	l *layers.Layout) error) {
 	t.Helper()
 	P := s.DP * s.SP * s.TP
-	g := testranks.New(t, P, 20*time.Second, k.Connect(t, P))
-	require.NoError(t, g.All(func(r *testenv.Rank) error {
+	testranks.Within(t, P, 20*time.Second, k.Connect(t, P), func(r *testenv.Rank) error {
 		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
 		if err != nil {
 			return err
@@ -97,7 +96,7 @@ func withinOf(t testing.TB, k testenv.Kind, s layers.Sizes, f func(r *testenv.Ra
 			r.Comm.Abort(err)
 		}
 		return errors.Join(err, l.Close())
-	}))
+	})
 }
 
 // Every folder and layout gives the logits, the loss and all gradients of transformers.

@@ -487,7 +487,7 @@ func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {
 
 func TestFoundErrorsOfPhasesNameTheJobsRanksAndTheCall(t *testing.T) {
 	for missing := range 4 {
-		g := connected(t, Grid(2, 2), 300*time.Millisecond, ofSlices(), nil)
+		g := require.Value(layeredGroup(Grid(2, 2), 300*time.Millisecond, ofSlices(), nil))(t)
 		backendtest.Each(t, g.Comms, func(b backend.Communicator) error {
 			if b.Rank() == missing {
 				return nil
@@ -508,5 +508,6 @@ func TestFoundErrorsOfPhasesNameTheJobsRanksAndTheCall(t *testing.T) {
 			}
 			return nil
 		})
+		closeGroup(t, g)
 	}
 }

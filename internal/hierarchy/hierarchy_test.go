@@ -51,7 +51,8 @@ func ranks(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
 func ranksOver(t *testing.T, l Layout, o Options,
 	wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
 	t.Helper()
-	g := connected(t, l, patient, o, wrap)
+	g := require.Value(layeredGroup(l, patient, o, wrap))(t)
+	defer closeGroup(t, g)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error { return f(c.(*Communicator)) })
 }
 
@@ -60,11 +61,14 @@ func connected(t *testing.T, l Layout, timeout time.Duration, o Options,
 	wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	t.Helper()
 	g := require.Value(layeredGroup(l, timeout, o, wrap))(t)
-	t.Cleanup(func() {
-		backendtest.Each(t, g.Comms, backend.Communicator.Close)
-		require.NoError(t, g.Close())
-	})
+	t.Cleanup(func() { closeGroup(t, g) })
 	return g
+}
+
+func closeGroup(t *testing.T, g *backendtest.Group) {
+	t.Helper()
+	backendtest.Each(t, g.Comms, backend.Communicator.Close)
+	require.NoError(t, g.Close())
 }
 
 // integers returns n small integers of a dtype, which depend on the seed and the
@@ -656,20 +660,23 @@ func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 }
 
 func TestPartsAreHierarchicalToo(t *testing.T) {
-	ranks(t, Grid(2, 4), always(), func(c *Communicator) error {
-		half := testranks.Must(c.Split(c.Rank()%2, -c.Rank())) // two devices of each machine
-		defer half.Close()
-		layered, ok := half.(*Communicator)
-		if !ok || layered.plan.Layout.Machines() != 2 || layered.plan.Layout.Devices() != 2 {
-			return fmt.Errorf("half of the devices is a %T", half)
+	ranks(t, Grid(2, 3), always(), func(c *Communicator) error {
+		color := c.Rank() % 3 / 2 // two devices of each machine, and the other ones
+		devices := 2 - color
+		part := testranks.Must(c.Split(color, -c.Rank()))
+		defer part.Close()
+		layered, ok := part.(*Communicator)
+		if !ok || layered.plan.Layout.Machines() != 2 ||
+			layered.plan.Layout.Devices() != devices {
+			return fmt.Errorf("%d devices of each machine are a %T", devices, part)
 		}
 		testranks.NoError(equalsFlat(layered, allReduce, backend.F32, 1000, 1))
-		machine := testranks.Must(half.Split(c.place.machine, 0))
+		machine := testranks.Must(part.Split(c.place.machine, 0))
 		defer machine.Close()
 		x := []int64{1}
 		if err := backend.Run(machine, allReduce, backend.Of(x), backend.Of(x)); err != nil ||
-			x[0] != 2 {
-			return fmt.Errorf("one machine counts %d ranks: %w", x[0], err)
+			x[0] != int64(devices) {
+			return fmt.Errorf("one machine counts %d ranks, want %d: %w", x[0], devices, err)
 		}
 		return nil
 	})

@@ -124,7 +124,7 @@ var arrows = []arrow{
 	{"bucket", []string{"backend", "internal/files"}},
 	{"internal/files", []string{"backend", "internal/filelock"}},
 	{"internal/safetensors", []string{"backend", "internal/files"}},
-	{"internal/testing/testranks", []string{"internal/testing/require", "rendezvous"}},
+	{"internal/testing/testranks", []string{"internal/shm", "internal/testing/require", "rendezvous"}},
 	{"internal/testing/nilargs", []string{"backend", "internal/testing/require"}},
 	{"internal/testing/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
 	{"internal/testing/reference", []string{"backend", "rendezvous", "internal/..."}},

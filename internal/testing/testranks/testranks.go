@@ -94,9 +94,12 @@ type Group[R io.Closer] struct {
 
 // Connect makes a world of P ranks, whose waits for another rank last at most timeout, and
 // connects them all at once. If one cannot connect, the others are closed again, and the errors
-// of all are returned together.
+// of all are returned together. Groups that are still open may hold little shared memory.
 func Connect[R io.Closer](P int, timeout time.Duration, connect func(w *rendezvous.World) (R,
 	error)) (*Group[R], error) {
+	if err := room(P); err != nil {
+		return nil, err
+	}
 	worlds, err := rendezvous.Local(P, timeout)
 	if err != nil {
 		return nil, err
@@ -118,7 +121,8 @@ func Connect[R io.Closer](P int, timeout time.Duration, connect func(w *rendezvo
 	return g, nil
 }
 
-// New is Connect for a test, at whose end the group is closed.
+// New is Connect for a test, at whose end the group is closed. A test of many groups closes each
+// when its work is done: see [Run] and [Within].
 func New[R io.Closer](t testing.TB, P int, timeout time.Duration,
 	connect func(w *rendezvous.World) (R, error)) *Group[R] {
 	t.Helper()
@@ -127,12 +131,20 @@ func New[R io.Closer](t testing.TB, P int, timeout time.Duration,
 	return g
 }
 
+// Within is New for one body, after which the group is closed.
+func Within[R io.Closer](t testing.TB, P int, timeout time.Duration,
+	connect func(w *rendezvous.World) (R, error), body func(rank R) error) {
+	t.Helper()
+	g := require.Value(Connect(P, timeout, connect))(t)
+	require.NoError(t, errors.Join(g.All(body), g.Close()))
+}
+
 // Run lets each of P ranks connect, run body and close, and returns their errors by rank. A rank
 // whose body fails is lost to the others, as in euryale.Run.
 func Run[R io.Closer](P int, connect func(w *rendezvous.World) (R, error),
 	body func(rank R) error) []error {
 	worlds, err := rendezvous.Local(P, 0)
-	if err != nil {
+	if err = errors.Join(err, room(P)); err != nil {
 		return slices.Repeat([]error{err}, P)
 	}
 	errs := Each(P, func(r int) error {
