@@ -624,7 +624,7 @@ func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
 	require.Check(t, names[0] != names[1], "both are %q", names[0])
 }
 
-// needsName skips a test where no resolver knows a name of this machine, such as without /etc/hosts.
+// needsName skips a test where no resolver knows this machine by a name, as without /etc/hosts.
 func needsName(t *testing.T, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)

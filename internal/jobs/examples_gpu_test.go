@@ -19,10 +19,10 @@ import (
 // exampleLines are small trainings, TEXT being a file and OUT a folder that is not there.
 var exampleLines = []string{
 	"finetune ../../models/testdata/llama3 --data TEXT --out OUT --context 15 --batch 4 --steps 4",
-	"finetune ../../models/testdata/llama3 --data TEXT --out OUT --context 15 --batch 4 --steps 4 " +
-		"--lora 2 --tp 2",
-	"finetune ../../models/testdata/llama3 --data TEXT --out OUT --context 15 --batch 4 --steps 4 " +
-		"--shards 3",
+	"finetune ../../models/testdata/llama3 --data TEXT --out OUT --context 15 --batch 4 " +
+		"--steps 4 --lora 2 --tp 2",
+	"finetune ../../models/testdata/llama3 --data TEXT --out OUT --context 15 --batch 4 " +
+		"--steps 4 --shards 3",
 	"generate ../../models/testdata/llama3 --prompt the --max 8 --tp 2",
 	"gpt --data TEXT --layers 1 --width 32 --heads 4 --context 11 --steps 4 --shards 3",
 	"charlstm --characters 2000 --hidden 8 --steps 9 --batch 4 --epochs 1",
@@ -45,15 +45,16 @@ func TestExamplesLeaveNothingOnADeviceOnGPU(t *testing.T) {
 		lines = lines[:1]
 	}
 	text := filepath.Join(dir, "text")
-	require.NoError(t, os.WriteFile(text, bytes.Repeat([]byte("the quick brown fox.\n"), 200), 0o666))
+	require.NoError(t, os.WriteFile(text, bytes.Repeat([]byte("the quick brown fox.\n"), 200),
+		0o666))
 	for _, line := range lines {
 		out := require.Value(os.MkdirTemp(dir, ""))(t)
-		args := strings.Fields(strings.NewReplacer("TEXT", text, "OUT", filepath.Join(out, "model")).
-			Replace(line))
+		args := strings.Fields(strings.NewReplacer("TEXT", text, "OUT",
+			filepath.Join(out, "model")).Replace(line))
 		program := filepath.Join(dir, args[0])
 		if _, err := os.Stat(program); err != nil {
-			said, err := exec.Command(tool, "build", "-tags", "gpu", "-ldflags=-s -w", "-o", program,
-				"../../examples/"+args[0]).CombinedOutput()
+			said, err := exec.Command(tool, "build", "-tags", "gpu", "-ldflags=-s -w", "-o",
+				program, "../../examples/"+args[0]).CombinedOutput()
 			require.That(t, err == nil, "%s: %v: %s", args[0], err, said)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

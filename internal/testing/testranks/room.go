@@ -45,8 +45,9 @@ func held() (nbytes int) {
 	}
 	defer maps.Close()
 	sizes := map[string]int{} // by file, which each rank maps
+	// 7f00-7f10 rw-s 00000000 00:19 4711 /dev/shm/#4711 (deleted)
 	for lines := bufio.NewScanner(maps); lines.Scan(); {
-		f := strings.Fields(lines.Text()) // 7f00-7f10 rw-s 00000000 00:19 4711 /dev/shm/#4711 (deleted)
+		f := strings.Fields(lines.Text())
 		var from, to int
 		if len(f) < 6 || !strings.HasPrefix(f[5], shared) {
 			continue
