@@ -1,111 +1,134 @@
 package lower
 
 import (
+	"slices"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 )
 
 // stack makes matrix multiplications of one value by several matrices of BF16 that no run changes
-// a single one: queries, keys and values of a block that generates, say. What else reads a matrix
-// later reads its part of the stack, so that there is one copy of each.
+// a single one: queries, keys and values of a block that generates, say. A matrix is in one stack,
+// and what else a run reads of it is its part of that, so that there is one copy of each.
 //
 //	x A, x B = Slices(x Concat(A, B))
 func stack(p *ir.Program, frozen []ir.Op) *ir.Program {
-	groups := stacks(p, newHoisting(p, frozen).fixed)
-	emitted, parts := map[ir.ID]ir.ID{}, map[ir.ID]ir.ID{}
+	fixed := newHoisting(p, frozen).fixed
+	products, matrices := stacks(p, fixed)
+	emitted := map[ir.ID]ir.ID{}
 	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
-		for i, a := range v.Args {
-			if part, ok := parts[a]; ok {
-				v.Args[i] = part
+		for i, a := range p.Values[id].Args {
+			if s := matrices[a]; s != nil && (!fixed[id] || ir.View(v.Op)) {
+				v.Args[i] = s.part(n, p, a, emitted)
 			}
 		}
-		g := groups[id]
-		if g == nil {
-			return n.simplest(v)
+		if s := products[id]; s != nil {
+			return s.product(n, p, v, p.Values[id])
 		}
-		if g.product == nil {
-			g.emit(n, p, v, emitted, parts)
-		}
-		return g.product[id]
+		return n.simplest(v)
 	})
 }
 
-// stacked is several products of one value.
+// stacked is matrices that become one, along an axis.
 type stacked struct {
-	products []ir.ID
-	matrices []ir.ID // their second operands, or what these are transposed, by rows
-	byRows   bool
-	product  map[ir.ID]ir.ID // the part of each, once there is the one
+	axis     int
+	matrices []ir.ID
+	all      ir.ID           // the one
+	parts    map[ir.ID]ir.ID // of it, by matrix, once it is there
 }
 
-// stacks returns the products that become one, by product, given which values no run changes.
-func stacks(p *ir.Program, fixed []bool) map[ir.ID]*stacked {
-	type shared struct {
-		x      ir.ID
-		op     ir.MatMul
-		dtype  backend.DType
-		byRows bool
+// stacks returns the stacks, by product and by matrix, given which values no run changes.
+func stacks(p *ir.Program, fixed []bool) (products, matrices map[ir.ID]*stacked) {
+	type alike struct {
+		x     ir.ID
+		op    ir.MatMul
+		dtype backend.DType
+		axis  int
 	}
-	all, of := map[shared]*stacked{}, map[ir.ID]*stacked{}
+	of, order := map[alike][]ir.ID{}, []alike(nil)
 	for i, v := range p.Values {
 		op, ok := v.Op.(ir.MatMul)
 		if !ok || v.Shape.Len() != 2 || fixed[v.Args[0]] || !fixed[v.Args[1]] ||
 			p.Values[v.Args[1]].DType != backend.BF16 {
 			continue
 		}
-		matrix, byRows := v.Args[1], op.TransB
-		if by := p.Values[matrix]; by.Op == (ir.Permute{Axes: ir.Of(1, 0)}) && !byRows {
-			matrix, byRows = by.Args[0], true
+		_, axis := matrixOf(p, v)
+		k := alike{v.Args[0], op, v.DType, axis}
+		if of[k] == nil {
+			order = append(order, k)
 		}
-		k := shared{v.Args[0], op, v.DType, byRows}
-		if all[k] == nil {
-			all[k] = &stacked{byRows: byRows}
-		}
-		all[k].products = append(all[k].products, ir.ID(i))
-		all[k].matrices = append(all[k].matrices, matrix)
+		of[k] = append(of[k], ir.ID(i))
 	}
-	for _, g := range all {
-		for _, id := range g.products {
-			if len(g.products) > 1 {
-				of[id] = g
+	products, matrices = map[ir.ID]*stacked{}, map[ir.ID]*stacked{}
+	for _, k := range order {
+		var all []ir.ID
+		for _, id := range of[k] {
+			m, _ := matrixOf(p, p.Values[id])
+			all = append(all, m)
+		}
+		s := matrices[all[0]]
+		if s == nil || s.axis != k.axis || !slices.Equal(slices.Sorted(slices.Values(all)),
+			slices.Sorted(slices.Values(s.matrices))) {
+			s = &stacked{axis: k.axis, matrices: slices.DeleteFunc(slices.Clone(all),
+				func(m ir.ID) bool { return matrices[m] != nil })}
+		}
+		for i, m := range all {
+			if len(s.matrices) > 1 && slices.Contains(s.matrices, m) {
+				products[of[k][i]], matrices[m] = s, s
 			}
 		}
 	}
-	return of
+	return products, matrices
 }
 
-// emit adds the product, of which v is the first one, and maps matrices to their parts.
-func (g *stacked) emit(n *numbering, p *ir.Program, v ir.Value, emitted, parts map[ir.ID]ir.ID) {
-	axis, columns := 1, 0
-	if g.byRows {
+// matrixOf returns the second operand of a product, or what is transposed for it, and the axis
+// along which others are put to it.
+func matrixOf(p *ir.Program, product ir.Value) (m ir.ID, axis int) {
+	if axis = 1; product.Op.(ir.MatMul).TransB {
 		axis = 0
 	}
+	m = product.Args[1]
+	if by := p.Values[m]; by.Op == (ir.Permute{Axes: ir.Of(1, 0)}) {
+		return by.Args[0], 1 - axis
+	}
+	return m, axis
+}
+
+// part returns what a matrix has become.
+func (s *stacked) part(n *numbering, p *ir.Program, matrix ir.ID, emitted map[ir.ID]ir.ID) ir.ID {
+	if s.parts != nil {
+		return s.parts[matrix]
+	}
 	var args []ir.ID
-	shape := p.Values[g.matrices[0]].Shape
-	for _, m := range g.matrices {
+	length, at := 0, 0
+	for _, m := range s.matrices {
 		args = append(args, n.emit(p, m, emitted))
-		columns += p.Values[m].Shape.At(axis)
+		length += p.Values[m].Shape.At(s.axis)
 	}
-	first := n.of(args[0])
-	all := n.add(ir.Value{Op: ir.Concat{Axis: axis}, Args: args, Shape: shape.With(axis, columns),
-		DType: first.DType, Name: v.Name})
-	by, transpose := all, ir.Permute{Axes: ir.Of(1, 0)}
-	if op := v.Op.(ir.MatMul); g.byRows && !op.TransB {
-		by = n.permute(all, transpose)
+	v := p.Values[s.matrices[0]]
+	v.Op, v.Args, v.Shape = ir.Concat{Axis: s.axis}, args, v.Shape.With(s.axis, length)
+	s.all, s.parts = n.add(v), map[ir.ID]ir.ID{}
+	for _, m := range s.matrices {
+		length := p.Values[m].Shape.At(s.axis)
+		s.parts[m] = n.slice(s.all, s.axis, at, length)
+		at += length
 	}
-	rows := v.Shape.At(0)
-	v.Args, v.Shape = []ir.ID{v.Args[0], by}, ir.Of(rows, columns)
-	y, at := n.simplest(v), 0
-	g.product = map[ir.ID]ir.ID{}
-	for i, m := range g.matrices {
-		of := p.Values[m].Shape
-		part := n.slice(all, axis, at, of.At(axis))
-		if parts[args[i]] = part; g.byRows {
-			parts[n.permute(args[i], transpose)] = n.permute(part, transpose)
-		}
-		g.product[g.products[i]] = n.slice(y, 1, at, of.At(axis))
-		at += of.At(axis)
+	return s.parts[matrix]
+}
+
+// product returns the part that a product is of the one by all matrices, given both as rewritten
+// and as it was.
+func (s *stacked) product(n *numbering, p *ir.Program, v, before ir.Value) ir.ID {
+	matrix, _ := matrixOf(p, before)
+	part, _ := n.of(s.parts[matrix]).Op.(ir.Slice)
+	by, columns := n.of(s.all), v.Shape.At(1)
+	v.Args[1], v.Shape = s.all, v.Shape.With(1, by.Shape.At(s.axis))
+	if (s.axis == 0) != v.Op.(ir.MatMul).TransB {
+		by.Op, by.Args = ir.Permute{Axes: ir.Of(1, 0)}, []ir.ID{s.all}
+		by.Shape = ir.Of(by.Shape.At(1), by.Shape.At(0))
+		v.Args[1] = n.simplest(by)
 	}
+	return n.slice(n.simplest(v), 1, part.Start, columns)
 }
 
 // emit adds a value of p that no run changes, after its operands, if it is not there.
@@ -121,13 +144,6 @@ func (n *numbering) emit(p *ir.Program, id ir.ID, emitted map[ir.ID]ir.ID) ir.ID
 	v.Args = args
 	emitted[id] = n.simplest(v)
 	return emitted[id]
-}
-
-func (n *numbering) permute(x ir.ID, op ir.Permute) ir.ID {
-	v := n.of(x)
-	shape, _ := ir.Permuted(v.Shape, op.Axes)
-	return n.simplest(ir.Value{Op: op, Args: []ir.ID{x}, Shape: shape, DType: v.DType,
-		Name: v.Name})
 }
 
 func (n *numbering) slice(x ir.ID, axis, start, length int) ir.ID {
