@@ -57,7 +57,7 @@ func (s Source) CSV(path, label string, known ...Mapping) (samples Set, classes 
 	if err != nil {
 		return nil, nil, err
 	}
-	t := &sheet{from: s, path: path}
+	t := &sheet{from: s, path: path, texts: map[int]map[string]bool{}}
 	if err := t.read(label, as); err != nil {
 		return nil, nil, err
 	}
@@ -104,8 +104,9 @@ type sheet struct {
 	from    Source
 	path    string
 	columns []string
-	at      []int    // of the columns, in the file
-	when    []string // the text for which a column is 1, "" for one of numbers
+	at      []int                   // of the columns, in the file
+	when    []string                // the text for which a column is 1, "" for one of numbers
+	texts   map[int]map[string]bool // those of a column of the file, nil for numbers
 	values  []float64
 	labels  []string
 	targets []float64 // the numbers of labels, NaN for none
@@ -163,32 +164,26 @@ func (t *sheet) read(label string, as *Mapping) error {
 	return nil
 }
 
-// add adds the values of a line, or returns the column of one that is wrong.
+// add adds the values of a line, or returns the column of a value that is wrong, and why.
 func (t *sheet) add(record []string) (wrong int, err error) {
-	for i := 0; i < len(t.at); {
-		c, texts := t.at[i], []string(nil)
-		value, known := strings.TrimSpace(record[c]), false
-		if value == "" {
-			return c, errors.New("a value is missing: fill it in, or leave out the line, or the " +
+	for i, c := range t.at {
+		value, x := strings.TrimSpace(record[c]), 0.0
+		switch {
+		case value == "":
+			err = errors.New("a value is missing: fill it in, or leave out the line, or the " +
 				"column by data.Columns")
+		case t.when[i] == "":
+			x, err = number(value)
+		case value == t.when[i]:
+			x = 1
+		case !t.texts[c][value]:
+			err = fmt.Errorf("%q is none of the training's texts, %s", value,
+				few(slices.Sorted(maps.Keys(t.texts[c]))))
 		}
-		for ; i < len(t.at) && t.at[i] == c && t.when[i] != ""; i++ {
-			x := 0.0
-			if value == t.when[i] {
-				x, known = 1, true
-			}
-			t.values, texts = append(t.values, x), append(texts, t.when[i])
+		if err != nil {
+			return c, err
 		}
-		if texts != nil && !known {
-			return c, fmt.Errorf("%q is none of the training's texts, %s", value, few(texts))
-		}
-		if texts == nil {
-			x, err := number(value)
-			if err != nil {
-				return c, err
-			}
-			t.values, i = append(t.values, x), i+1
-		}
+		t.values = append(t.values, x)
 	}
 	return 0, nil
 }
@@ -197,31 +192,30 @@ func (t *sheet) add(record []string) (wrong int, err error) {
 func (t *sheet) spread(table []byte) error {
 	in := csv.NewReader(bytes.NewReader(table))
 	in.ReuseRecord = true
-	texts := make([]map[string]bool, len(t.at)) // nil for a column that has a number
-	for i := range texts {
-		texts[i] = map[string]bool{}
+	for _, c := range t.at {
+		t.texts[c] = map[string]bool{}
 	}
 	for line := 1; ; line++ {
 		record, err := in.Read()
 		if err != nil {
 			break // which read returns, unless it is the end
 		}
-		for i, c := range t.at {
-			if line == 1 || texts[i] == nil {
+		for _, c := range t.at {
+			text := strings.TrimSpace(record[c])
+			if line == 1 || text == "" || t.texts[c] == nil {
 				continue
 			}
-			text := strings.TrimSpace(record[c])
 			if numeric(text) {
-				texts[i] = nil
-			} else if text != "" && len(texts[i]) <= mostTexts {
-				texts[i][strings.Clone(text)] = true
+				t.texts[c] = nil
+			} else if len(t.texts[c]) <= mostTexts {
+				t.texts[c][strings.Clone(text)] = true
 			}
 		}
 	}
 	columns, at := t.columns, t.at
 	t.columns, t.at, t.when = nil, nil, nil
 	for i, name := range columns {
-		all := slices.Sorted(maps.Keys(texts[i]))
+		all := slices.Sorted(maps.Keys(t.texts[at[i]]))
 		switch {
 		case len(all) > mostTexts:
 			return wrong(t.path, "column %q has more than %d different texts, such as %q and %q: "+
@@ -230,11 +224,18 @@ func (t *sheet) spread(table []byte) error {
 			return wrong(t.path, "column %q has texts, and = in its name: give it another name",
 				name)
 		case len(all) == 0:
-			t.columns, t.at, t.when = append(t.columns, name), append(t.at, at[i]),
-				append(t.when, "")
+			all = []string{""}
 		}
 		for _, text := range all {
-			t.columns, t.at, t.when = append(t.columns, name+"="+text), append(t.at, at[i]),
+			column := name
+			if text != "" {
+				column += "=" + text
+			}
+			if slices.Contains(t.columns, column) {
+				return wrong(t.path, "two columns would be named %q: rename one, or leave it out, "+
+					"by data.Columns", column)
+			}
+			t.columns, t.at, t.when = append(t.columns, column), append(t.at, at[i]),
 				append(t.when, text)
 		}
 	}
@@ -274,17 +275,24 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 		return target, nil
 	}
 	t.columns = as.Columns
-	for _, name := range as.Columns {
-		c, text := slices.Index(header, name), ""
-		if c < 0 {
-			name, text, _ = strings.Cut(name, "=")
+	for _, column := range as.Columns {
+		name, text, _ := strings.Cut(column, "=")
+		c := slices.Index(header, column)
+		if c >= 0 || as.selects {
+			text = ""
+		} else if text != "" {
 			c = slices.Index(header, name)
 		}
 		if c < 0 || c == target {
-			return 0, wrong(t.path, "no column is named %q, as in the training, or it is the "+
-				"label: there are %q%s", name, header, hint(header))
+			return 0, wrong(t.path, "no column is named %q, as in the training or data.Columns, "+
+				"or it is the label: there are %q%s", column, header, hint(header))
 		}
-		t.at, t.when = append(t.at, c), append(t.when, text)
+		if t.at, t.when = append(t.at, c), append(t.when, text); text != "" {
+			if t.texts[c] == nil {
+				t.texts[c] = map[string]bool{}
+			}
+			t.texts[c][text] = true
+		}
 	}
 	if len(t.at) == 0 {
 		return 0, wrong(t.path, "%w: the Mapping is of no table", backend.ErrArgument)

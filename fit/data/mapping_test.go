@@ -2,15 +2,18 @@ package data_test
 
 import (
 	"bytes"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"image"
 	"image/color"
 	"image/png"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/tensor"
@@ -109,6 +112,84 @@ func TestAColumnOfTextsHasAColumnForEach(t *testing.T) {
 	}
 	_, _, err := data.CSV(file(t, "d.csv", names), "y")
 	refused(t, "d.csv", `"name" has more than 100 different texts, such as "n0" and "n1":`, err)
+}
+
+// TestATableIsReadAgainAsItWas: whatever its columns and texts are, in another order of columns, of
+// the file and of the mapping; or it is refused, as two columns of one name are.
+func TestATableIsReadAgainAsItWas(t *testing.T) {
+	names := []string{"a", "a=b", "b", "a b", "c=", "=d", "\"q\"", "x,y", "b=a"}
+	texts := []string{"Rome", "b", "a=b", "=", "\"", "x,", "two\nlines", "é", "-", "b=", "e5"}
+	refusals := map[string]int{"has texts, and = in its name": 0, "would be named": 0}
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		n, rows := 1+r.IntN(4), 1+r.IntN(5)
+		lines := make([][]string, 1+rows) // the header, and others
+		want := make([]map[string]float64, 1+rows)
+		for _, k := range r.Perm(len(names))[:n] {
+			lines[0] = append(lines[0], names[k])
+			numbers := r.IntN(2) == 0
+			for i := 1; i <= rows; i++ {
+				x, text := r.IntN(9), texts[r.IntN(len(texts))]
+				if want[i] == nil {
+					want[i] = map[string]float64{}
+				}
+				if numbers {
+					text, want[i][names[k]] = fmt.Sprint(x), float64(x)
+				} else {
+					want[i][names[k]+"="+text] = 1
+				}
+				lines[i] = append(lines[i], text)
+			}
+		}
+		write := func(name string) string {
+			var b bytes.Buffer
+			w, order := csv.NewWriter(&b), r.Perm(n)
+			for _, line := range lines {
+				var all []string
+				for _, c := range order {
+					all = append(all, line[c])
+				}
+				require.NoError(t, w.Write(append(all, "y")))
+			}
+			w.Flush()
+			return file(t, name, b.Bytes())
+		}
+		var selects []data.Mapping
+		if seed%2 == 0 {
+			selects = []data.Mapping{data.Columns(lines[0]...)}
+		}
+		s, _, err := data.CSV(write("a.csv"), "y", selects...)
+		if err != nil {
+			known := false
+			for says := range refusals {
+				if strings.Contains(err.Error(), says) {
+					refusals[says], known = refusals[says]+1, true
+				}
+			}
+			require.That(t, known, "seed %d: %v", seed, err)
+			continue
+		}
+		known := data.MappingOf(s)
+		mixed := slices.Clone(known.Columns)
+		r.Shuffle(len(mixed), func(i, j int) { mixed[i], mixed[j] = mixed[j], mixed[i] })
+		again, _, err := data.CSV(write("b.csv"), "", data.Mapping{Columns: mixed})
+		require.That(t, err == nil, "seed %d: %v", seed, err)
+		for i := range rows {
+			x, y := make([]float64, len(known.Columns)), make([]float64, len(known.Columns))
+			require.NoError(t, errors.Join(s.Read(i, []any{x}), again.Read(i, []any{y})))
+			for k, name := range known.Columns {
+				require.Check(t, x[k] == want[i+1][name] && y[k] == want[i+1][mixed[k]],
+					"seed %d: %q is %v, %q is %v", seed, name, x[k], mixed[k], y[k])
+			}
+		}
+	}
+	for says, n := range refusals {
+		require.Check(t, n > 0, "no table %s", says)
+	}
+	for _, c := range []string{"a=3", "y", ""} {
+		_, _, err := data.CSV(file(t, "a.csv", []byte("a,y\n3,1\n")), "y", data.Columns(c))
+		refused(t, "a.csv", fmt.Sprintf("no column is named %q, as in", c), err)
+	}
 }
 
 // TestClassesAreInTheOrderOfNumbers if all are, and one number is one class, however it is written.
