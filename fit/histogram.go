@@ -2,9 +2,11 @@ package fit
 
 import (
 	"math"
+	"sort"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -13,7 +15,7 @@ import (
 type histogram struct {
 	name                      string
 	least, most, sum, squares float64
-	bins                      [30]float64 // as TensorBoard draws
+	limits, counts            [30]float64 // of the bins, as many as TensorBoard draws
 }
 
 func histogramOf(name string, elements []float64) histogram {
@@ -24,13 +26,15 @@ func histogramOf(name string, elements []float64) histogram {
 			h.sum, h.squares = h.sum+x, h.squares+x*x
 		}
 	}
+	last, half := len(h.limits)-1, h.most/2-h.least/2 // of what may overflow
+	for i := range h.limits {
+		part := half * (float64(i+1) / float64(last+1))
+		h.limits[i] = h.least + part + part
+	}
+	h.limits[last] = h.most
 	for _, x := range elements {
 		if finite(x) {
-			at := 0 // if all are one number
-			if h.least < h.most {
-				at = int((x - h.least) / (h.most - h.least) * float64(len(h.bins)))
-			}
-			h.bins[min(at, len(h.bins)-1)]++
+			h.counts[sort.Search(last, func(i int) bool { return x < h.limits[i] })]++
 		}
 	}
 	return h
@@ -40,11 +44,9 @@ func histogramOf(name string, elements []float64) histogram {
 func (h *histogram) encoded() []byte {
 	n := 0.0
 	var limits, counts []byte
-	for i, count := range h.bins {
+	for i, count := range h.counts {
 		n += count
-		part := float64(i+1) / float64(len(h.bins))
-		limits = protowire.AppendFixed64(limits,
-			math.Float64bits(h.least*(1-part)+h.most*part))
+		limits = protowire.AppendFixed64(limits, math.Float64bits(h.limits[i]))
 		counts = protowire.AppendFixed64(counts, math.Float64bits(count))
 	}
 	var text []byte
@@ -56,11 +58,17 @@ func (h *histogram) encoded() []byte {
 	return protowire.AppendBytes(protowire.AppendTag(text, 7, protowire.BytesType), counts)
 }
 
-// checkHistograms returns an error for a node of another graph.
+// checkHistograms returns an error for a node of another graph, or that is no numbers.
 func (t *trainer) checkHistograms(of vm.Summary) error {
 	for _, n := range t.counted {
 		if n.Graph() != of.Graph {
 			return refused("fit.TensorBoard: %s is of another graph than the machine's", n.Name())
+		}
+		switch d := n.Dtype(); d {
+		case tensor.Float32, tensor.Float64, tensor.Int:
+		default:
+			return refused("fit.TensorBoard: %s is %v: histograms are of Float32, Float64 or Int",
+				n.Name(), d)
 		}
 	}
 	return nil

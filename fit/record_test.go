@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -33,13 +34,27 @@ func TestEventFilesAreAsTensorBoardWritesThem(t *testing.T) {
 	require.Equal(t, "the file", hex.EncodeToString(require.Got(os.ReadFile(path))(t)), want)
 }
 
-// TestHistogramsCountFiniteElements by their places between the least and the most.
+// TestHistogramsCountFiniteElements by their places between the least and the most, whatever these
+// are.
 func TestHistogramsCountFiniteElements(t *testing.T) {
-	h := histogramOf("x", []float64{1, 0, 1, 3, math.NaN(), math.Inf(-1)})
-	want := histogram{name: "x", least: 0, most: 3, sum: 5, squares: 11}
-	want.bins[0], want.bins[10], want.bins[29] = 1, 2, 1
-	require.Equal(t, "0 to 3", h, want)
-	want = histogram{name: "x", least: 2, most: 2, sum: 4, squares: 8}
-	want.bins[0] = 2
-	require.Equal(t, "one number", histogramOf("x", []float64{2, 2}), want)
+	const large, small = math.MaxFloat64, math.SmallestNonzeroFloat64
+	for _, test := range []struct {
+		elements []float64
+		counts   map[int]float64
+	}{
+		{[]float64{1, 0, 1, 3, math.NaN(), math.Inf(-1)}, map[int]float64{0: 1, 10: 2, 29: 1}},
+		{[]float64{2, 2}, map[int]float64{29: 2}},
+		{[]float64{0.1}, map[int]float64{29: 1}},
+		{[]float64{-large, large, 0, large}, map[int]float64{0: 1, 15: 1, 29: 2}},
+		{[]float64{0, small}, map[int]float64{29: 2}},
+		{[]float64{math.NaN()}, nil},
+		{nil, nil},
+	} {
+		h := histogramOf("x", test.elements)
+		for i, n := range h.counts {
+			require.Check(t, n == test.counts[i], "%v: %v elements in %d", test.elements, n, i)
+		}
+		require.Check(t, test.counts == nil || slices.IsSorted(h.limits[:]) &&
+			h.limits[29] == h.most, "%v: limits %v", test.elements, h.limits)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd/solver"
@@ -137,7 +138,7 @@ func TestTensorBoardHasHistogramsOfWeightsAndGradients(t *testing.T) {
 				counts[0]++
 				counts[29]++
 				if of[0] == of[1] {
-					counts[0], counts[29] = 2, 0
+					counts[0], counts[29] = 0, 2
 				}
 				require.Check(t, len(h) == 65 && slices.IsSorted(h[5:35]) && h[34] == of[1],
 					"%s: limits %v", name, h[5:])
@@ -152,9 +153,12 @@ func TestTensorBoardHasHistogramsOfWeightsAndGradients(t *testing.T) {
 			"the machine does not keep "+newLinear(4/P, true, 1).guess.Name())
 	}
 	m, other := newLinear(4, true, 1), newLinear(4, true, 1)
-	_, err := fit.Run(t.Context(), machine(t, m.x.Graph(), sgd(m.w)), m.data(points(8)),
-		fit.TensorBoard(t.TempDir(), other.w))
-	require.Fails(t, "another graph", err, "w is of another graph")
+	training := machine(t, m.x.Graph(), sgd(m.w))
+	for says, n := range map[string]*G.Node{"w is of another graph": other.w,
+		"b is bool": G.NewVector(m.x.Graph(), tensor.Bool, G.WithShape(2), G.WithName("b"))} {
+		_, err := fit.Run(t.Context(), training, m.data(points(8)), fit.TensorBoard(t.TempDir(), n))
+		require.Fails(t, "a node", err, backend.ErrArgument, says)
+	}
 }
 
 // compareWithTensorBoard compares with what TensorBoard itself reads, if it is there.
