@@ -2,6 +2,7 @@ package report
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/observe/internal/chrome"
@@ -14,7 +15,7 @@ type layerLine struct {
 	Rank         int     `json:"rank"`
 	Millis       float64 `json:"ms"`        // the median of the last steps
 	PastMillis   float64 `json:"past_ms"`   // the median of the fastest quarter of all steps
-	OthersMillis float64 `json:"others_ms"` // the median of other ranks' Millis, 0 if there are none
+	OthersMillis float64 `json:"others_ms"` // the median of other ranks' Millis, then; 0 for none
 	Slow         bool    `json:"slow"`
 }
 
@@ -28,7 +29,7 @@ const (
 // layers returns the table of layers, slow ones first, and those that take longest. step is the
 // time of a usual step.
 func layers(traces []*trace, step float64) (all []layerLine) {
-	now := map[string][]float64{} // of the ranks
+	now, in := map[string][]float64{}, []string(nil) // of the ranks of a generation; those of rows
 	for _, t := range traces {
 		for layer, times := range t.layers() {
 			if len(times) < leastSteps {
@@ -37,12 +38,13 @@ func layers(traces []*trace, step float64) (all []layerLine) {
 			last := median(times[len(times)-max(len(times)/lastPart, leastSteps/2):])
 			past := slices.Sorted(slices.Values(times))[len(times)/8]
 			all = append(all, layerLine{Layer: layer, Rank: t.rank, Millis: last, PastMillis: past})
-			now[layer] = append(now[layer], last)
+			key := fmt.Sprint(t.generation, " ", layer)
+			now[key], in = append(now[key], last), append(in, key)
 		}
 	}
 	for i := range all {
 		l := &all[i]
-		others := slices.Clone(now[l.Layer])
+		others := slices.Clone(now[in[i]])
 		at := slices.Index(others, l.Millis)
 		if others = slices.Delete(others, at, at+1); len(others) > 0 {
 			l.OthersMillis = median(others)

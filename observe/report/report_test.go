@@ -88,6 +88,23 @@ func TestSlowLayersAreNamed(t *testing.T) {
 	}
 }
 
+// Ranks of another generation have other shares of the work: no layer is slow beside theirs.
+func TestLayersAreComparedWithinAGeneration(t *testing.T) {
+	dir := t.TempDir()
+	var want []layerLine
+	for generation, ns := range []int64{1_000_000, 400_000} {
+		truth{ranks: 2, steps: 20, buckets: 1, named: fmt.Sprintf("trace.g%d", generation),
+			ahead:   func(int, int64) int64 { return 0 },
+			delayed: func(int, int) int64 { return 0 },
+			layer:   func(int, int) int64 { return ns }}.write(t, dir)
+		for rank := range 2 {
+			ms := float64(ns) / 1e6
+			want = append(want, layerLine{"h.1", rank, ms, ms, ms, false})
+		}
+	}
+	require.Slices(t, "layers", figures(t, pageOf(t, read(t, dir))).Layers, want)
+}
+
 func TestFiguresOfThePageAreThoseOfTheLogs(t *testing.T) {
 	const steps = 1000
 	dir, epochs := wholeJob(t, steps)

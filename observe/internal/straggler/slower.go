@@ -66,7 +66,7 @@ func (t *Tally) slower(all []Verdict) []Verdict {
 			at = len(all)
 			all = append(all, Verdict{Rank: r, Cause: Device, Share: float64(more) / step})
 		}
-		if all[at].More = more; s.InIt > 0 {
+		if all[at].More = more; 2*s.InIt > more {
 			all[at].Layer = t.Layer(s.Layer)
 		}
 	}

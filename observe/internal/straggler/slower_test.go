@@ -40,6 +40,9 @@ func TestWhatBecomesSlowerIsNamed(t *testing.T) {
 		"a layer alone": {func(s []Sample) { s[2].Slower = Slower{Layer: layer, InIt: 4 * ms} },
 			[]string{"rank 2: its GPU takes 4 ms longer than it did, mostly in h.3, 13 % of a " +
 				"step: compare"}},
+		"all layers": {func(s []Sample) {
+			s[2].Slower = Slower{GPU: 6 * ms, Layer: layer, InIt: 3 * ms}
+		}, []string{"rank 2: its GPU takes 6 ms longer than it did, 20 % of a step: compare"}},
 		"the others wait": {func(s []Sample) {
 			lateBy(s, 2, 6*ms)
 			for r := range s {
