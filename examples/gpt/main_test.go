@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -266,6 +267,24 @@ func TestElasticTensorRanksHaveTheBitsOfATree(t *testing.T) {
 	_, _, _, got := ending(t, printed)
 	require.Check(t, strings.Contains(printed, "going on after step ") && got == params, "it ends "+
 		"with other numbers than %s:\n%s", params, printed)
+}
+
+// TestAReplacementThatHasAnotherTextEndsAlone: tensor ranks that form a replica without it go on.
+func TestAReplacementThatHasAnotherTextEndsAlone(t *testing.T) {
+	text := repeating(t)
+	flags := small(text) + "0 --every 20 --tree 4 --tp 2" // 100 steps
+	_, _, _, want := ending(t, exampletest.Train(t, 2, flags))
+	j := elastic(t, 4, flags, "EURYALE_FAULT=kill,rank=1,call=900")
+	j.Elastic.Standby = 0
+	j.Out.Text, j.Out.Then = "step 20/", func() {
+		other := require.Value(os.ReadFile(text))(t)
+		slices.Reverse(other) // so that the model is the same
+		require.NoError(t, os.WriteFile(text, other, 0o666))
+	}
+	_, _, _, got := ending(t, j.Run(t))
+	require.Check(t, got == want && strings.Contains(j.Errs.String(), "the other ranks have"),
+		"it ends with other numbers than %s, or nobody has another text:\n%s%s", want, &j.Out,
+		&j.Errs)
 }
 
 // TestTheSameBitsOnAnyCoresAndRanks: in a tree the order of additions depends on neither; and by

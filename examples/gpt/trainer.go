@@ -180,9 +180,9 @@ func (t *trainer) join() error {
 	if err == nil && t.past.Training == "" {
 		who, err = "--checkpoint has", t.turn(t.resume)
 	}
-	if err == nil && t.past.Training != t.training {
-		err = fmt.Errorf("%s a training with %s, and this one is with %s", who, t.past.Training,
-			t.training)
+	if err == nil && t.past.Training != t.training { // Close would end that of the other ranks
+		check(fmt.Errorf("%s a training with %s, and this one is with %s", who, t.past.Training,
+			t.training))
 	}
 	return err
 }

@@ -333,7 +333,7 @@ func (j *job) strike() {
 	slices.Sort(alive) // so that a seed has one order
 	victim := alive[j.random.IntN(len(alive))]
 	p := j.processes[victim]
-	if settled == 0 || settled == 1 && p.settled ||
+	if settled == 0 || p.settled && (settled == 1 || j.shards && settled < j.ranks) ||
 		!p.settled && len(j.unfit[p.machine]) == maxUnfit {
 		return
 	}

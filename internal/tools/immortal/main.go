@@ -13,6 +13,10 @@
 //
 //	go run ./internal/tools/immortal -program ./examples/digits -args '-elastic -epochs 2000'
 //
+// With -shards, ranks have parts of the model, each with few copies: only where all ranks have done
+// a step is one of them struck, and replacements at any time. Of tensor ranks give a multiple for
+// -n, and with -min-ranks how many the job without kills has.
+//
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped as they start, in
 // steps and in recoveries alike. One that has done a step is left beside the victim: otherwise
@@ -52,6 +56,7 @@ type config struct {
 	share                 int // one of so many strikes cuts a link
 	leaves                int // in one of so many a host leaves
 	trainer               string
+	shards                bool
 	timeout               time.Duration
 	wire                  proctest.Wire
 	args                  string // of the program
@@ -79,7 +84,8 @@ func main() {
 	flag.DurationVar(&c.mean, "mean", 400*time.Millisecond, "mean time between kills")
 	flag.IntVar(&c.ranks, "n", 4, "ranks of a job")
 	flag.IntVar(&c.standby, "standby", 1, "processes of a job on standby")
-	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which a job goes on")
+	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which a job goes on, and which the job "+
+		"without kills has")
 	flag.IntVar(&c.stops, "stops", 5, "one of so many victims is stopped, 0 for none")
 	flag.IntVar(&c.machines, "machines", 0, "network namespaces to run on, 0 for this machine")
 	flag.IntVar(&c.enoughJobs, "jobs", 0, "after how many jobs to begin none, 0 for any number")
@@ -89,6 +95,8 @@ func main() {
 		"to return, 0 for none")
 	flag.StringVar(&c.trainer, "program", "", "the folder of a program that jobs run in place of "+
 		"a model, without standbys: -args has its flags")
+	flag.BoolVar(&c.shards, "shards", false, "ranks have parts of the model or of its state: one "+
+		"that has done a step is struck only if all have")
 	flag.DurationVar(&c.timeout, "timeout", time.Minute, "EURYALE_TIMEOUT of the jobs")
 	flag.DurationVar(&c.wire.Delay, "delay", 0, "of what machines send, each way")
 	flag.Float64Var(&c.wire.Loss, "loss", 0, "the part that is lost of what machines send")
@@ -168,8 +176,8 @@ func (c config) trains() []string {
 // alone returns the parameters after each step of a job without kills, or of a program those at its
 // end.
 func alone(ctx context.Context, c config) ([]string, error) {
-	text, err := exec.CommandContext(ctx, c.command, append([]string{"run", "--elastic", "-n", "1"},
-		c.trains()...)...).CombinedOutput()
+	text, err := exec.CommandContext(ctx, c.command, append([]string{"run", "--elastic", "-n",
+		strconv.Itoa(c.least)}, c.trains()...)...).CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("the job without kills: %w\n%s", err, text)
 	}

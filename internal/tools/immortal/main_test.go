@@ -56,16 +56,25 @@ func TestAProgramWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 	}
 	root := require.Value(filepath.Abs("../../.."))(t)
 	t.Chdir(root)
+	gpt := "-elastic -device cpu -layers 1 -width 32 -heads 4 -context 24 -batch 16 -tree 8 " +
+		"-steps 5000 -every 50 -data " + filepath.Join(root, "docs")
 	for program, args := range map[string][2]string{ // those on machines have slower steps
 		"digits": {"-elastic -device cpu -epochs 1500", " -epochs 200"},
-		"gpt": {"-elastic -device cpu -layers 1 -width 32 -heads 4 -context 24 -batch 16 -tree 8 " +
-			"-steps 5000 -every 50 -data " + filepath.Join(root, "docs"), " -steps 600 -every 25"},
+		"gpt":    {gpt, " -steps 600 -every 25"}, "gpt -shards 3 -steps 8000": {gpt, ""},
+		"gpt -tp 2 -steps 8000": {gpt, ""},
 	} {
 		for _, machines := range []int{0, 3} {
+			if machines > 0 && args[1] == "" {
+				continue
+			}
 			t.Run(fmt.Sprint(program, " on ", machines), func(t *testing.T) {
-				c := config{minutes: 24 * 60, enough: kills, seed: 1, model: program, ranks: 4,
+				name, more, shards := strings.Cut(program, " ")
+				c := config{minutes: 24 * 60, enough: kills, seed: 1, model: name, ranks: 4,
 					least: 1, stops: 5, mean: 400 * time.Millisecond, timeout: time.Minute,
-					trainer: "./examples/" + program, args: args[0]}
+					trainer: "./examples/" + name, args: args[0] + " " + more, shards: shards}
+				if strings.HasPrefix(more, "-tp 2") {
+					c.least = 2
+				}
 				if machines > 0 {
 					c.args += args[1]
 					c.machines, c.leaves, c.ranks, c.least = machines, 1, 6, 2
