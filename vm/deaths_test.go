@@ -31,6 +31,7 @@ type mortal struct {
 	*session.Elastic
 	of    *death // nil for none
 	calls int
+	t     testing.TB
 }
 
 // keptLog is a register that ranks do not close.
@@ -43,7 +44,7 @@ func (d *death) join(r ranked, name string) *mortal {
 	for i := range ids {
 		ids[i] = elastic.ID(i + 1)
 	}
-	m := &mortal{Elastic: session.NewElastic(session.ElasticConfig{ID: ids[r.Comm.Rank()],
+	m := &mortal{t: r.t, Elastic: session.NewElastic(session.ElasticConfig{ID: ids[r.Comm.Rank()],
 		Limits: elastic.Limits{Least: 1, Most: len(ids)}, First: elastic.First(ids...),
 		Register: keptLog{r.register}, Backends: euryale.Backends,
 		Env: rendezvous.Env{Job: name, Size: 1, LocalSize: 1, Timeout: 30 * time.Second}})}
@@ -56,6 +57,9 @@ func (d *death) join(r ranked, name string) *mortal {
 func (m *mortal) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
 	elastic.View, error) {
 	comm, view, err := m.Elastic.Next(ctx, leave)
+	if err == nil && m.of != nil { // the process lives on, with the shared memory of whom dies
+		m.t.Cleanup(func() { _ = comm.Close() })
+	}
 	return &mortalComm{comm, m}, view, err
 }
 
