@@ -425,6 +425,9 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
+	if o.saveDir != "" {
+		machine.DataParallel() // what makes it later begins with copies on the host
+	}
 	ours, theirs, err := o.time(machine, on, peer)
 	if err != nil {
 		return err

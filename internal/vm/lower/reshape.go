@@ -10,16 +10,14 @@ import (
 // reductions in the shape of their operand. A loop computes values of one shape, so that a reshape
 // between two of them, as behind the bias of a layer, would part them.
 //
+//	f(Reshape(x), ...) = Reshape(f(x, ...)), where x has fewer axes: see flat
 //	Reshape(f(x))      = f(Reshape(x))
-//	f(Reshape(x), ...) = Reshape(f(x, ...)), where loops read both shapes
 //	Reduce(Reshape(x)) = Reduce(x), along the axes that become those
 func InShape(p *ir.Program) *ir.Program {
-	moved, others := shapesOfReaders(p)
-	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
+	p = prune(flat(p))
+	moved := shapesOfReaders(p)
+	return prune(rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		shape, moves := moved[id]
-		if shapes, ok := others[id]; ok {
-			shape, moves = n.shapeOfOperands(v, shapes)
-		}
 		for i, a := range p.Values[id].Args {
 			if want := p.Values[a].Shape; moves {
 				v.Args[i] = n.reshape(v.Args[i], shape)
@@ -34,7 +32,7 @@ func InShape(p *ir.Program) *ir.Program {
 			return n.reduceAsComputed(v, op)
 		}
 		return n.simplest(v)
-	})
+	}))
 }
 
 // reshape returns x in a shape.
@@ -95,26 +93,47 @@ func axesBefore(from, to, axes ir.Dims) (before []int, ok bool) {
 	return before, true
 }
 
-// shapeOfOperands returns the shape in which all operands of v were computed, if loops read v in
-// it, or in none: sums of a residual stream, say, in the shape of its norms.
-func (n *numbering) shapeOfOperands(v ir.Value, read []ir.Dims) (shape ir.Dims, ok bool) {
-	computed := func(a ir.ID) ir.Dims {
-		x := n.of(a)
-		if x.Op == (ir.Reshape{}) {
-			return n.of(x.Args[0]).Shape
+// flat returns the program with element-wise values of rows in the shape with the fewest axes in
+// which one of their operands, or of their readers, has these rows: sums of a residual stream and
+// of its gradient, say, in the shape of the norms and products between them.
+func flat(p *ir.Program) *ir.Program {
+	users := p.Users()
+	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
+		shape := v.Shape
+		if !anyShape(v.Op) || slices.Contains(p.Results, id) {
+			return n.simplest(v)
 		}
-		return x.Shape
-	}
-	for _, a := range v.Args {
-		if s := computed(a); s != v.Shape {
-			shape, ok = s, len(read) == 0 || slices.Contains(read, s)
+		fewer := func(s ir.Dims) {
+			if s.Len() < shape.Len() && sameRows(s, v.Shape) {
+				shape = s
+			}
 		}
-	}
-	differs := func(a ir.ID) bool {
-		return computed(a) != shape && !(n.of(a).Op == (ir.Broadcast{}) &&
-			readable(n.program, a, shape))
-	}
-	return shape, ok && sameRows(shape, v.Shape) && !slices.ContainsFunc(v.Args, differs)
+		before := func(a ir.ID) ir.Dims { // the shape of what an operand is a reshape of
+			if x := n.of(a); x.Op == (ir.Reshape{}) {
+				return n.of(x.Args[0]).Shape
+			}
+			return n.of(a).Shape
+		}
+		for _, a := range v.Args {
+			fewer(before(a))
+		}
+		for _, u := range users[id] {
+			if p.Values[u].Op == (ir.Reshape{}) {
+				fewer(p.Values[u].Shape)
+			}
+		}
+		if shape == v.Shape || slices.ContainsFunc(v.Args, func(a ir.ID) bool {
+			return before(a) != shape && !readable(n.program, a, shape)
+		}) {
+			return n.simplest(v)
+		}
+		own := v.Shape
+		v.Shape = shape
+		for i, a := range v.Args {
+			v.Args[i] = n.reshape(a, shape)
+		}
+		return n.reshape(n.simplest(v), own)
+	})
 }
 
 // sameRows reports whether two shapes of as many elements have rows of the same length.
@@ -124,17 +143,14 @@ func sameRows(a, b ir.Dims) bool {
 }
 
 // shapesOfReaders returns the shapes of those element-wise values that loops read in one other
-// shape, and whose operands can be read in it without a copy. Of those that loops read in several
-// shapes, or in none, it returns these.
-func shapesOfReaders(p *ir.Program) (moved map[ir.ID]ir.Dims, others map[ir.ID][]ir.Dims) {
-	users := p.Users()
-	moved, others = map[ir.ID]ir.Dims{}, map[ir.ID][]ir.Dims{}
+// shape, and whose operands can be read in it without a copy.
+func shapesOfReaders(p *ir.Program) map[ir.ID]ir.Dims {
+	users, moved := p.Users(), map[ir.ID]ir.Dims{}
 	for i, v := range slices.Backward(p.Values) {
 		if !anyShape(v.Op) || slices.Contains(p.Results, ir.ID(i)) {
 			continue
 		}
 		var shapes []ir.Dims // in which loops read it
-		folded := false      // by reductions, which take any
 		ask := func(of ir.Dims, readers []ir.ID) {
 			for _, u := range readers {
 				shape, moves := moved[u]
@@ -144,8 +160,6 @@ func shapesOfReaders(p *ir.Program) (moved map[ir.ID]ir.Dims, others map[ir.ID][
 				if ir.Elementwise(p.Values[u].Op) && !slices.Contains(shapes, shape) {
 					shapes = append(shapes, shape)
 				}
-				_, folds := p.Values[u].Op.(ir.Reduce)
-				folded = folded || folds
 			}
 		}
 		ask(v.Shape, users[i])
@@ -154,14 +168,12 @@ func shapesOfReaders(p *ir.Program) (moved map[ir.ID]ir.Dims, others map[ir.ID][
 				ask(by.Shape, users[u])
 			}
 		}
-		if len(shapes) > 1 || len(shapes) == 0 && !folded {
-			others[ir.ID(i)] = shapes
-		} else if len(shapes) == 1 && shapes[0] != v.Shape && !slices.ContainsFunc(v.Args,
+		if len(shapes) == 1 && shapes[0] != v.Shape && !slices.ContainsFunc(v.Args,
 			func(a ir.ID) bool { return !readable(p, a, shapes[0]) }) {
 			moved[ir.ID(i)] = shapes[0]
 		}
 	}
-	return moved, others
+	return moved
 }
 
 // anyShape reports whether an operation does the same to each element, whatever the shape.

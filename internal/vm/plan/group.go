@@ -109,7 +109,51 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, copies map[ir.ID]boo
 			g.abreast(v.Args)
 		}
 	}
+	if !plain {
+		g.siblings()
+	}
 	return g
+}
+
+// siblings merges loops that wait for the same value and are neighbours: the gradients of a gate
+// and of what it lets through, say.
+func (g *grouping) siblings() {
+	for i := range g.program.Values {
+		a := ir.ID(i)
+		if g.of[a] == nil || g.of[a].loop || len(g.needed[a]) < 2 {
+			continue
+		}
+		var all *group
+		for _, u := range g.needed[a] {
+			x := g.of[u]
+			if x == all || !x.loop || x.axes.Len() > 0 || !g.waits(x, a) {
+				continue
+			}
+			if all != nil && g.neighbours(all, x) {
+				if both, ok := g.together(all, x); ok {
+					all = g.merge(all, x, both)
+					continue
+				}
+			}
+			all = x
+		}
+	}
+}
+
+// waits reports whether a value is the last one that a group needs, in the order of all groups.
+func (g *grouping) waits(x *group, last ir.ID) bool {
+	return !slices.ContainsFunc(x.members, func(m ir.ID) bool {
+		return slices.ContainsFunc(g.needs[m], func(a ir.ID) bool {
+			return g.of[a] != nil && g.of[a] != x && g.of[a].place > g.of[last].place
+		})
+	})
+}
+
+// neighbours reports whether at most Besides values of the program are between two groups: results
+// of the later one do not live much longer then.
+func (g *grouping) neighbours(a, b *group) bool {
+	last := func(x *group) ir.ID { return x.members[len(x.members)-1] }
+	return max(a.members[0], b.members[0])-min(last(a), last(b)) <= ir.ID(g.Besides)
 }
 
 // abreast merges loops of the parts of a concatenation, which one loop may then store: both halves

@@ -278,7 +278,22 @@ func TestSteps(t *testing.T) {
 				x = p.unary(fuse.Exp, p.add(ir.Reshape{}, ir.Of(2, 4, 8), x))
 				x = p.add(ir.Reshape{}, ir.Of(8, 8), x)
 				return []ir.ID{p.reduced(x), p.product(x, p.input(1, 8, 8))}
-			}, []string{"matmul NN", "loop add exp reduce-sum over (0,1)", "matmul NN"}},
+			}, []string{"matmul NN", "loop add exp reduce-sum over (0)", "matmul NN"}},
+		{"a sum in another shape goes on behind the norm of rows that it adds",
+			func(p *program) []ir.ID {
+				y := p.product(p.input(0, 8, 8), p.input(1, 8, 8))
+				sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(8),
+					p.binary(fuse.Mul, y, p.input(2, 8, 8)))
+				wide := p.add(ir.Broadcast{}, ir.Of(8, 8), p.add(ir.Reshape{}, ir.Of(8, 1), sum))
+				x := p.add(ir.Reshape{}, ir.Of(2, 4, 8), p.binary(fuse.Sub, y, wide))
+				x = p.binary(fuse.Add, x, p.input(3, 2, 4, 8))
+				return []ir.ID{p.product(p.add(ir.Reshape{}, ir.Of(8, 8), x), p.input(1, 8, 8))}
+			}, []string{"matmul NN", "loop mul reduce-sum over (1) sub add", "matmul NN"}},
+		{"loops that wait for the same product are one", func(p *program) []ir.ID {
+			y := p.product(p.input(0, 8, 8), p.input(1, 8, 8))
+			z := p.product(p.unary(fuse.Exp, y), p.input(1, 8, 8))
+			return []ir.ID{z, p.product(p.unary(fuse.Neg, y), p.input(1, 8, 8))}
+		}, []string{"matmul NN", "loop exp neg", "matmul NN", "matmul NN"}},
 		{"what is transposed stays as it is", func(p *program) []ir.ID {
 			x := p.binary(fuse.Add, p.view(p.input(0, 8, 8)), p.input(1, 8, 8))
 			return []ir.ID{p.unary(fuse.Exp, p.add(ir.Reshape{}, ir.Of(64), x))}
