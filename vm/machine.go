@@ -583,9 +583,10 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 // are. In the middle of a step ([Accumulate]) Close also returns an ErrArgument.
 func (m *Machine) Close() error { return m.close(m.free) }
 
-// Discard is Close without the pull, and is not collective. On a device it copies nothing to the
-// host, where variables and the solver's state keep the values of the last pull: it is for a model
-// that has been saved from there, or that nobody wants. With [WithElastic] it is Close.
+// Discard is Close without the pull: it is collective only where Close is for a SaveAsync. On a
+// device it copies nothing to the host, where variables and the solver's state keep the values of
+// the last pull: it is for a model that has been saved from there, or that nobody wants. With
+// [WithElastic] it is Close.
 func (m *Machine) Discard() error {
 	return m.close(func() error {
 		if m.exec == nil {
